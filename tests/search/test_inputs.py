@@ -25,7 +25,8 @@ from zeropoint.methods import LayerData, method_named
 from zeropoint.search import inputs as inputs_module
 from zeropoint.search import measuring
 from zeropoint.search.inputs import Inputs, of_calibration, of_imatrix
-from zeropoint.search.searching import SearchResult, search, search_request
+from zeropoint.search.search_result import SearchResult
+from zeropoint.search.searching import search, search_request
 
 pytestmark = pytest.mark.rotating
 

@@ -31,8 +31,9 @@ from zeropoint.progress import Progress
 from zeropoint.search import Budget, measuring
 from zeropoint.search.measuring import measure_all, weighted
 from zeropoint.search.offers import KEEP, choices
+from zeropoint.search.search_result import SearchResult
 from zeropoint.search.search_state import STATE, SearchState, source_fields
-from zeropoint.search.searching import SearchResult, search, search_request
+from zeropoint.search.searching import search, search_request
 from zeropoint.tensor import QuantizedTensor
 
 pytestmark = pytest.mark.rotating

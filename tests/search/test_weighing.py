@@ -26,8 +26,9 @@ from zeropoint.own_files import OwnFile
 from zeropoint.search import evolution, weighing
 from zeropoint.search.evolution import Evolved, Terms, evolved, mutated
 from zeropoint.search.inputs import of_imatrix
+from zeropoint.search.search_result import SearchResult
 from zeropoint.search.search_state import FORMAT, STATE, SearchState
-from zeropoint.search.searching import SearchResult, search, search_request
+from zeropoint.search.searching import search, search_request
 from zeropoint.search.weighing import NOISE, by_noise, noisy, windows_of
 
 pytestmark = pytest.mark.rotating

@@ -420,8 +420,7 @@ class QuantizationParams:
         missing = [name for name in scheme.level_names if name not in tensors]
         if missing:
             raise SchemeError(f"tensors {missing} are missing for scheme {scheme}")
-        names = (*scheme.level_names, "zero_point")
-        stored = [tensors[name] for name in names if name in tensors]
+        stored = [tensors[name] for name in (*scheme.level_names, "zero_point") if name in tensors]
         params = QuantizationParams.of(scheme, shape, dtype, stored)
         params.validate()
         return params

@@ -8,7 +8,7 @@ from collections import Counter
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..search.searching import SearchResult, summary
+from ..search.search_result import SearchResult, summary
 from .table_layout import Plain, plain
 from .tables import folded, lines, once, times
 

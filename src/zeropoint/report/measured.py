@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..errors import size_of
 from ..eval import Estimate, Evaluation, ModelQuality
-from ..search.searching import SearchResult
+from ..search.search_result import SearchResult
 from ..shown import Picture
 from .charts import Spot, scatter
 from .evaluations import below_floor, estimate_text, head_of, last_part, usual_statistics

@@ -33,7 +33,7 @@ from ..params import QuantizationParams
 from ..prepared import Plan
 from ..results import Result
 from ..schemes import Scheme
-from ..search.searching import SearchResult
+from ..search.search_result import SearchResult
 from ..shown import Picture
 from ..tensor import QuantizedTensor
 from .charts import Spot, codes_chart, depth_chart, number_line, scatter, share_bars

@@ -22,7 +22,7 @@ from ..checkpoint.verify.overview import Overview, overview
 from ..errors import count
 from ..eval import Evaluation
 from ..results import Result
-from ..search.searching import SearchResult
+from ..search.search_result import SearchResult
 from ..shown import PAGE, new_page
 from ..signatures import by_signature
 from .measured import evaluation_nodes, search_nodes

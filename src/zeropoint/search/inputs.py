@@ -14,12 +14,12 @@ from pathlib import Path
 from ..checkpoint.model.calibration import StatisticsOfModules, calibrated, mean_squares, require_text
 from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_importance
 from ..checkpoint.model.statistics_file import SavedStatistics
-from ..checkpoint.model.tokens import Given
+from ..checkpoint.model.tokens import Given, Windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import static_inputs
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
-from ..errors import count, printable
+from ..errors import OptionError, all_of, count, option, printable
 from ..stats import MeanSquare, Statistics
 from .measuring import Importance, Weights
 from .offers import Choices
@@ -45,10 +45,8 @@ class Inputs:
         """Return the inputs of modules from statistics."""
         columns = {module: _means(needs) for module, needs in statistics.items()}
         digest = hashlib.sha256(b"".join(columns[module].tobytes() for module in sorted(columns))).hexdigest()
-        return Inputs(
-            name=name, statistics=statistics, columns=columns, mark=f"imatrix {digest[:16]}",
-            without=tuple(module for module in modules if module not in columns),
-        )  # fmt: skip
+        mark, without = f"imatrix {digest[:16]}", tuple(each for each in modules if each not in columns)
+        return Inputs(name=name, statistics=statistics, columns=columns, mark=mark, without=without)
 
     def to_plan(self, plan: CheckpointPlan) -> CheckpointPlan:
         """Return a plan with the statistics where its method takes any."""
@@ -77,20 +75,38 @@ TakeInputs = Callable[[Choices], Inputs]
 """What finds out about the inputs of all weights that are decided about."""
 
 
-def inputs_by(
-    calibration: Given | None, limits: Limits, *, imatrix: Path | str | None = None,
-    statistics: Sequence[Path] = (), progress: bool = False,
-) -> TakeInputs | None:  # fmt: skip
-    """Return the requested source of inputs, one of three, or None.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSource:
+    """Source of the inputs of weights: one of three, or none.
 
     calibration: data that the model runs on. imatrix: a file of llama.cpp. statistics: files of a run.
-    progress: whether to show a bar.
     """
-    if imatrix is not None:
-        return of_imatrix(imatrix)
-    if statistics:
-        return of_statistics(statistics)
-    return None if calibration is None else of_calibration(calibration, limits, progress=progress)
+
+    calibration: Windows | None = None
+    imatrix: Path | str | None = None
+    statistics: Sequence[Path] = ()
+
+    def require_one(self) -> InputSource:
+        """Return itself; raises OptionError where more than one option is given."""
+        given = {
+            "calibration": self.calibration is not None,
+            "imatrix": self.imatrix is not None,
+            "statistics": bool(self.statistics),
+        }
+        named = [option(name) for name, there in given.items() if there]
+        if len(named) > 1:
+            many = "both" if len(named) == 2 else "all"
+            raise OptionError(f"{all_of(named)} {many} say what inputs are; give one of them")
+        return self
+
+    def reader(self, limits: Limits, *, progress: bool) -> TakeInputs | None:
+        """Return what reads the inputs of all weights; progress: whether to show a bar."""
+        if self.imatrix is not None:
+            return of_imatrix(self.imatrix)
+        if self.statistics:
+            return of_statistics(self.statistics)
+        data = self.calibration
+        return None if data is None else of_calibration(data, limits, progress=progress)
 
 
 def of_imatrix(path: Path | str) -> TakeInputs:

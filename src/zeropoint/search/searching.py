@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from ..checkpoint.choose.recipe import RecipeText
 from ..checkpoint.choose.selection import Selection
@@ -23,14 +22,13 @@ from ..methods.channels import in_order
 from ..methods.rotate import rotation_of
 from ..own_files import FileKind, OwnFile
 from ..progress import Bar, silent
-from ..results import Result
 from .budgets import Budget
 from .inputs import Inputs, TakeInputs
 from .knapsack import Allocation, Groups, frontier, solve
 from .measuring import measure_all
 from .offers import KEEP, Choices, SearchedLayer, choices, require_choice
 from .recipe_rules import recipe_of
-from .search_document import search_document
+from .search_result import CurvePoint, LayerChoice, SearchResult
 from .search_state import STATE, SearchState, source_fields
 
 RECIPE = FileKind("recipe", b"# zeropoint search: ")
@@ -38,69 +36,6 @@ RECIPE = FileKind("recipe", b"# zeropoint search: ")
 EQUAL = "equal"
 """Layers matter equally."""
 _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerChoice:
-    """What a layer gets.
-
-    candidate: its text. nbytes: what it takes. relative: root of the mean over its weights of the squared
-    error over the squared values. loss: what it adds to the loss.
-    """
-
-    layer: SearchedLayer
-    candidate: str
-    nbytes: int
-    relative: float
-    loss: float
-
-    @property
-    def bits(self) -> float:
-        """Bits of each number."""
-        return 8 * self.nbytes / max(1, self.layer.values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """A size of searched weights and its loss; name: a uniform candidate."""
-
-    nbytes: int
-    loss: float
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class SearchResult(Result):
-    """What a search found.
-
-    chosen: of each layer. allocation: how good that is. recipe: what ``quantize`` takes. plan: what it would
-    do. curve: the best losses at rising sizes. uniform: candidates that fit all layers. notes: sentences.
-    """
-
-    choices: Choices
-    budget: Budget
-    importance: str
-    chosen: tuple[LayerChoice, ...]
-    allocation: Allocation
-    recipe: RecipeText
-    plan: CheckpointPlan
-    curve: tuple[CurvePoint, ...]
-    uniform: tuple[CurvePoint, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """See :class:`Result`."""
-        return (*summary(self), *self.notes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """See :class:`Result`."""
-        return search_document(self)
-
-    @property
-    def bits(self) -> float:
-        """Average bits of the numbers that were decided about."""
-        return 8 * self.allocation.size / max(1, self.choices.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +56,14 @@ class SearchRequest:
 
 
 def search_request(
-    budget: Budget | str, candidates: str | Iterable[str] | None, codec: Codec, *, method: str | None = None,
-    selection: Selection | None = None, limits: Limits | None = None,
-) -> SearchRequest:  # fmt: skip
+    budget: Budget | str,
+    candidates: str | Iterable[str] | None,
+    codec: Codec,
+    *,
+    method: str | None = None,
+    selection: Selection | None = None,
+    limits: Limits | None = None,
+) -> SearchRequest:
     """Return a search request, with the codec's usual candidates by default.
 
     candidates: texts, or one with commas between them. Raises RangeError for a budget that is none,
@@ -139,9 +79,13 @@ def search_request(
                 f"{', '.join(codec.presets)}"
             )
     return SearchRequest(
-        budget=budget if isinstance(budget, Budget) else Budget.parse(budget), candidates=tuple(candidates),
-        codec=codec, method=method, selection=selection or Selection(), limits=limits,
-    )  # fmt: skip
+        budget=budget if isinstance(budget, Budget) else Budget.parse(budget),
+        candidates=tuple(candidates),
+        codec=codec,
+        method=method,
+        selection=selection or Selection(),
+        limits=limits,
+    )
 
 
 def split_candidates(text: str) -> tuple[str, ...]:
@@ -198,9 +142,7 @@ class Refinement:
     note: str
 
 
-def equal(
-    found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar  # noqa: ARG001 (a way to weigh)
-) -> Weighing:  # fmt: skip
+def equal(*_: object) -> Weighing:
     """Let every matrix count the same, see :func:`by_matrices`; a :data:`WeighingRule`."""
     return Weighing()
 
@@ -219,10 +161,10 @@ def search(
     CheckpointError for a state of another source, CalibrationError for a method that needs inputs of a weight
     without statistics, and the errors of ``weigh``, :func:`make_plan` and the reader of inputs.
     """
+    selection, limits = request.selection, request.limits
     found = choices(
-        source, request.candidates, request.codec, method=request.method, selection=request.selection,
-        limits=request.limits,
-    )  # fmt: skip
+        source, request.candidates, request.codec, method=request.method, selection=selection, limits=limits
+    )
     require_choice(found)
     method = None if request.method is None else method_named(request.method)
     if method is not None and (in_order(method) or rotation_of(method) is not None):
@@ -240,10 +182,9 @@ def search(
         weighing = weigh(found, seen, known, bar)
         weighing = weighing if seen is None else weighing.by(seen)
         with bar("measuring", size_of) as on_progress:
-            measure_all(
-                found, known, found.plans[0].limits, importance=None if seen is None else seen.columns,
-                mark=weighing.mark, on_progress=on_progress,
-            )  # fmt: skip
+            columns = None if seen is None else seen.columns
+            limits, mark = found.plans[0].limits, weighing.mark
+            measure_all(found, known, limits, importance=columns, mark=mark, on_progress=on_progress)
         table = Table.of(found, known, weighing)
         decision = decide(request, table, weighing)
         if improve is not None:
@@ -363,10 +304,8 @@ class Solution:
             loss=math.fsum(loss for *_, loss in options),
             bound=self.allocation.bound,
         )
-        return replace(
-            self, chosen=new.chosen, allocation=allocation, plan=plan, recipe=recipe,
-            notes=(*self.notes, new.note),
-        )  # fmt: skip
+        notes = (*self.notes, new.note)
+        return replace(self, chosen=new.chosen, allocation=allocation, plan=plan, recipe=recipe, notes=notes)
 
 
 def decide(request: SearchRequest, table: Table, weighing: Weighing) -> Solution:
@@ -395,18 +334,22 @@ def _result(request: SearchRequest, table: Table, weighing: Weighing, decision: 
             f"{count(len(found.without), 'tensor')} kept: no candidate fits all layers that engines run as "
             f"one with it, such as {found.without[0]}"
         )
+    chosen = zip(found.layers, table.chosen(decision.chosen), strict=True)
     return SearchResult(
-        choices=found, budget=request.budget, importance=weighing.name, allocation=decision.allocation,
-        recipe=decision.recipe, plan=decision.plan,
+        choices=found,
+        budget=request.budget,
+        importance=weighing.name,
+        allocation=decision.allocation,
+        recipe=decision.recipe,
+        plan=decision.plan,
         chosen=tuple(
             LayerChoice(layer=layer, candidate=text, nbytes=size, relative=math.sqrt(error), loss=loss)
-            for layer, (text, size, error, loss) in zip(
-                found.layers, table.chosen(decision.chosen), strict=True
-            )
+            for layer, (text, size, error, loss) in chosen
         ),
         curve=tuple(CurvePoint(nbytes=size, loss=loss) for size, loss in frontier(table.groups)),
-        uniform=tuple(table.uniform()), notes=(*notes, *decision.notes),
-    )  # fmt: skip
+        uniform=tuple(table.uniform()),
+        notes=(*notes, *decision.notes),
+    )
 
 
 def _require_feasible(table: Table, budget: Budget, allowed: int) -> None:
@@ -484,18 +427,3 @@ def _planned(
     recipe, limits = RecipeText(text=text, name="search"), request.limits
     plan = make_plan(found.source, recipe, selection=request.selection, limits=limits, codec=request.codec)
     return plan if weighing.inputs is None else weighing.inputs.to_plan(plan), recipe
-
-
-def summary(result: SearchResult) -> tuple[str, ...]:
-    """Return the sizes and the loss of a result, a line each."""
-    allocation, plan = result.allocation, result.plan
-    proof = (
-        "no choice within the budget has less"
-        if allocation.optimal
-        else (f"at most {allocation.loss / max(allocation.bound, math.ulp(0.0)) - 1:.2%} above the least")
-    )
-    return (
-        f"{result.bits:.3f} bits for each of {result.choices.values:,} weights, budget {result.budget}",
-        f"{size_of(plan.source_bytes)} -> {size_of(plan.output_bytes)}",
-        f"loss {allocation.loss:.6g}: {proof}",
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.short_run import compared
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
 from ..checkpoint.model.statistics_file import SavedStatistics
-from ..checkpoint.model.tokens import Windows, requested_windows
+from ..checkpoint.model.tokens import requested_windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.identity import request_digest
@@ -43,6 +43,7 @@ from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place
 from ..checkpoint.run.executor import Executor
 from ..checkpoint.run.loop import RunResult, finished_before, require_free
+from ..codecs.protocol import Codec
 from ..errors import OptionError, all_of, count, option, require_one
 from ..methods import method_named
 from ..own_files import OwnFile
@@ -52,8 +53,9 @@ from ..shown import PAGE, PICTURE, page_of_results
 from ..signatures import by_signature
 from .budgets import Budget
 from .evolution import by_evolution
-from .inputs import inputs_by, with_ranges
-from .searching import EQUAL, RECIPE, SearchResult, search, search_request
+from .inputs import InputSource, with_ranges
+from .search_result import SearchResult
+from .searching import EQUAL, RECIPE, SearchRequest, search, search_request
 from .weighing import weigh_by
 
 __all__ = ["quantize_checkpoint", "search_checkpoint"]
@@ -98,26 +100,27 @@ class _Budgeted:
         assert out is not None
         return out.with_name(f"{out.name}.search")
 
+    def request(
+        self, codec: Codec, method: str | None, selection: Selection, limits: Limits
+    ) -> SearchRequest:
+        """Return the request of a search for these options of weights."""
+        assert self.budget is not None
+        return search_request(
+            self.budget, self.candidates, codec, method=method, selection=selection, limits=limits
+        )
+
     def search(
-        self, source: Source, *, format: str | None,  # noqa: A002 (the option's name)
-        method: str | None, selection: Selection, limits: Limits,
-        calibration: Windows | None, imatrix: Path | str | None, statistics: Sequence[Path], out: Path | None,
-        page: OwnFile | None = None, progress: Shown,
-    ) -> SearchResult:  # fmt: skip
+        self, source: Source, request: SearchRequest, out: Path | None, page: OwnFile | None, progress: Shown
+    ) -> SearchResult:
         """Return the best choice.
 
         out: where the state lies next to, unless it has a place of its own. page: takes the report.
         """
-        assert self.budget is not None
-        wanted = search_request(
-            self.budget, self.candidates, codec_for(format), method=method, selection=selection, limits=limits
-        )
-        inputs = inputs_by(
-            calibration, limits, imatrix=imatrix, statistics=statistics, progress=progress is True
-        )
+        limits = request.limits
+        assert limits is not None
         found = search(
             source,
-            replace(wanted, inputs=inputs),
+            request,
             bar=bars(progress),
             state=None if out is None and self.state is None else self.state_of(out),
             weigh=weigh_by(self.importance, self.text, limits),
@@ -187,8 +190,8 @@ def search_checkpoint(
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
-    data, files = requested_windows(calibration, samples, length), paths(statistics)
-    _require_one_source(data, imatrix, files)
+    data = requested_windows(calibration, samples, length)
+    inputs = InputSource(calibration=data, imatrix=imatrix, statistics=paths(statistics)).require_one()
     page = None if out is None or not report else Path(out).with_name(f"{Path(out).name}.html")
     _require_apart(out=out, plot=plot, state=state, report=page)
     limits = Limits.default(workers, max_memory, device)
@@ -205,12 +208,10 @@ def search_checkpoint(
         )
     for file in filter(None, (drawn, paged, recipe)):
         file.require_free(overwrite=True)
-    result = what.search(
-        opened, format=format, method=method,
-        selection=selection_of(include, ignore, dequantize_first=dequantize_first),
-        limits=limits, calibration=data,
-        imatrix=imatrix, statistics=files, out=written, progress=progress,
-    )  # fmt: skip
+    selection = selection_of(include, ignore, dequantize_first=dequantize_first)
+    request = what.request(codec_for(format), method, selection, limits)
+    request = replace(request, inputs=inputs.reader(limits, progress=progress is True))
+    result = what.search(opened, request, written, None, progress)
     if drawn is not None:
         drawn.write([result.plot().svg.encode()], overwrite=overwrite)
     if paged is not None:
@@ -324,7 +325,7 @@ def quantize_checkpoint(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
     data, files = requested_windows(calibration, samples, length), paths(statistics)
-    _require_one_source(data, imatrix, files)
+    inputs = InputSource(calibration=data, imatrix=imatrix, statistics=files).require_one()
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
         executor=executor, address=address, spool=spool, report=report, progress=progress,
@@ -337,16 +338,21 @@ def quantize_checkpoint(
     with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=runs) as opened:
         if budget is None:
             made = planned(
-                opened, to, recipe=recipe, plan=plan, format=format, method=method,
-                selection=selection, limits=limits,
-            )  # fmt: skip
+                opened,
+                to,
+                recipe=recipe,
+                plan=plan,
+                format=format,
+                method=method,
+                selection=selection,
+                limits=limits,
+            )
         else:
-            made = what.search(
-                opened, format=format, method=method, selection=selection, limits=limits,
-                calibration=data, imatrix=imatrix, statistics=files,
-                out=target if isinstance(target, Path) else None, progress=progress,
-                page=_page_of_search(what, target) if report else None,
-            ).plan  # fmt: skip
+            request = what.request(codec_for(format), method, selection, limits)
+            request = replace(request, inputs=inputs.reader(limits, progress=progress is True))
+            local = target if isinstance(target, Path) else None
+            page = _page_of_search(what, target) if report else None
+            made = what.search(opened, request, local, page, progress).plan
         if not force:
             require_loadable(made)
         if budget is not None:
@@ -378,15 +384,6 @@ def _page_of_search(what: _Budgeted, target: Place) -> OwnFile | None:
     page = OwnFile(state.with_name(f"{state.name}.html"), PAGE)
     page.require_free(overwrite=True)
     return page
-
-
-def _require_one_source(data: Windows | None, imatrix: Path | str | None, files: Iterable[Path]) -> None:
-    """Raise OptionError where more than one option says what inputs are."""
-    given = {"calibration": data is not None, "imatrix": imatrix is not None, "statistics": bool(files)}
-    named = [option(name) for name, there in given.items() if there]
-    if len(named) > 1:
-        many = "both" if len(named) == 2 else "all"
-        raise OptionError(f"{all_of(named)} {many} say what inputs are; give one of them")
 
 
 def _by_statistics(
