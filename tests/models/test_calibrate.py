@@ -21,7 +21,7 @@ from zeropoint.schemes import Scheme
 from zeropoint.stats import Histogram, MinMax, Percentile, State, Statistic, StatisticFor, statistic_named
 
 STATIC = "w8a8_static"
-calibrating = importlib.import_module("zeropoint.models.calibrate")
+small_tensors = importlib.import_module("zeropoint.models.small_tensors")
 
 
 def model() -> nn.Sequential:
@@ -285,7 +285,7 @@ def test_a_tensor_that_several_layers_read_is_measured_once(monkeypatch: pytest.
 
     plain = Statistic.measure
     monkeypatch.setattr(Statistic, "measure", measure)
-    monkeypatch.setattr(calibrating, "SMALL", 0)
+    monkeypatch.setattr(small_tensors, "SMALL", 0)
     data = batches(3)
     params = calibrate(Reader(), STATIC, data).params
     assert len(measured) == 2 * len(data)
@@ -314,8 +314,8 @@ def test_small_tensors_are_measured_together_and_teach_the_same(
     data[2][1, 3] = torch.nan
     expected = {}
     for small, held in ((0, 0), (1 << 18, 1 << 24), (1 << 18, 1000), (20 * 64, 1 << 24)):
-        monkeypatch.setattr(calibrating, "SMALL", small)
-        monkeypatch.setattr(calibrating, "HELD", held)
+        monkeypatch.setattr(small_tensors, "SMALL", small)
+        monkeypatch.setattr(small_tensors, "HELD", held)
         found = calibrate(Reader(), STATIC, data, statistic=statistic).params
         expected = expected or found
         assert found == expected, (small, held)
@@ -333,7 +333,7 @@ def test_small_tensors_are_read_by_one_call(monkeypatch: pytest.MonkeyPatch) -> 
     calibrate(Reader(), STATIC, data := batches())
     assert sizes == [sum(batch.numel() for batch in data)] * 2  # of a and b together, and of c
     sizes.clear()
-    monkeypatch.setattr(calibrating, "HELD", 3 * data[0].nbytes)  # of the fourth copy on, all are measured
+    monkeypatch.setattr(small_tensors, "HELD", 3 * data[0].nbytes)  # of the fourth copy on, all are measured
     calibrate(Reader(), STATIC, data)
     assert len(sizes) > 3
     assert max(sizes) <= 4 * data[0].numel()
@@ -357,12 +357,12 @@ def test_layers_that_do_not_always_read_the_same_learn_what_each_has_read(
 ) -> None:
     generator = torch.Generator().manual_seed(3)
     data = [torch.randn(rows, 16, generator=generator) for rows in (4, 8, 1, 2, 3, 4, 40, 3, 1)]
-    monkeypatch.setattr(calibrating, "HELD", held)
+    monkeypatch.setattr(small_tensors, "HELD", held)
     for small in (20 * 64, 1 << 18):
         net = Fickle()
-        monkeypatch.setattr(calibrating, "SMALL", 0)
+        monkeypatch.setattr(small_tensors, "SMALL", 0)
         expected = calibrate(net, STATIC, data, statistic="moving_average:0.3").params
-        monkeypatch.setattr(calibrating, "SMALL", small)
+        monkeypatch.setattr(small_tensors, "SMALL", small)
         assert calibrate(net, STATIC, data, statistic="moving_average:0.3").params == expected
     ranges = {params.scales[0].item() for params in expected.values()}
     assert len(ranges) == 3

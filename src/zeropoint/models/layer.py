@@ -7,7 +7,9 @@ pass their quantizers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -234,6 +236,29 @@ def quantized_inputs(
     if not args:
         args, named = (named["input"],), {key: value for key, value in named.items() if key != "input"}
     return args if quantizer is None else (on_floats(quantizer, args[0]), *args[1:]), named
+
+
+@contextmanager
+def on_inputs(layers: Iterable[tuple[nn.Module, OnTensor]], *, prepend: bool = False) -> Iterator[None]:
+    """Pass the inputs of layers through functions inside the context.
+
+    prepend: whether a function runs before other hooks of its layer.
+    """
+    handles: list[Any] = []
+    try:
+        for layer, function in layers:
+            hook = functools.partial(_passed_through, function)
+            handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _passed_through(
+    function: OnTensor, layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return quantized_inputs(layer, function, args, named)
 
 
 def quantized_output(quantizer: OnTensor | None, result: Any) -> Any:

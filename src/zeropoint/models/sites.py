@@ -8,6 +8,7 @@ depend on layers of earlier stages alone.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .layer import quantized_inputs
+from .layer import on_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +69,13 @@ def sites_of(
                 own.append(name)
         return x
 
-    def before(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            quantized_inputs(module, lambda x: read(name, x), args, named)
-
-        return hook
-
     def after(module: nn.Module, args: Any, result: Any) -> None:  # noqa: ARG001 (as hooks)
         follower.raise_level(result)
 
     handles: list[Any] = []
     try:
-        for name, module in readers.items():
-            handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
-            if name in passed:
-                handles.append(module.register_forward_hook(after))
-        with follower:
+        handles += [readers[name].register_forward_hook(after) for name in readers if name in passed]
+        with on_inputs((readers[name], functools.partial(read, name)) for name in readers), follower:
             run()
     finally:
         for handle in handles:

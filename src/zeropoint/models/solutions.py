@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,3 +96,12 @@ class Solved(dict[str, LayerResult]):
     def add_rescaling(self, block: str, found: RescaledBlock) -> None:
         """Keep how a block is rescaled."""
         self.rescaled[block] = found
+
+
+def by_block(tasks: Iterable[WeightTask], blocks: Sequence[str]) -> list[list[WeightTask]]:
+    """Return the tasks of each block, then tasks outside of blocks."""
+    groups: list[list[WeightTask]] = [[] for _ in range(len(blocks) + 1)]
+    for task in tasks:
+        inside = (n for n, name in enumerate(blocks) if f"{task.layer}.".startswith(f"{name}."))
+        groups[next(inside, len(blocks))].append(task)
+    return groups

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ from .block_chain import BlockChain, Steps, blocks_of, in_threads, keeping
 from .block_rounding import BegunWeight, of_block, rounded_together
 from .block_training import OnOutputs
 from .calibrate import evaluating
-from .layer import quantized_inputs
+from .layer import on_inputs
 from .narrow_products import narrow_products
 from .part_memo import PartMemo
 from .rescale import (
@@ -47,7 +47,7 @@ from .rescale import (
 )
 from .site_inputs import EVERY, Seen, Shelf, SiteInputs, kin_of, loss_on
 from .sites import Site, sites_of
-from .solutions import Solutions, WeightTask
+from .solutions import Solutions, WeightTask, by_block
 
 See = Callable[[str, torch.Tensor], None]
 """Takes the name and the input of a layer that is about to run."""
@@ -79,7 +79,7 @@ def solve(
     ):
         blocks = blocks_of(root, steps.blocks)
         of_float, of_deployed = BlockChain(root, blocks, floats), BlockChain(root, blocks, deployed)
-        groups = _by_block(tasks, [name for name, _ in blocks])
+        groups = by_block(tasks, [name for name, _ in blocks])
         absorbers = Absorbers()
         for step in counted(range(len(blocks) + bool(groups[-1])), "Solving blocks", shown=progress):
             name = blocks[step][0] if step < len(blocks) else ""
@@ -92,15 +92,6 @@ def solve(
                 stack.enter_context(block.restoring())
                 stack.enter_context(block.rescaled(solutions, absorbers))
                 block.solve(solutions)
-
-
-def _by_block(tasks: Iterable[WeightTask], blocks: Sequence[str]) -> list[list[WeightTask]]:
-    """Return the tasks of each block, then tasks outside of blocks."""
-    groups: list[list[WeightTask]] = [[] for _ in range(len(blocks) + 1)]
-    for task in tasks:
-        inside = (n for n, name in enumerate(blocks) if f"{task.layer}.".startswith(f"{name}."))
-        groups[next(inside, len(blocks))].append(task)
-    return groups
 
 
 def _takes_pairs(task: WeightTask) -> bool:
@@ -200,7 +191,7 @@ class _Block:
             results |= dict.fromkeys(together)
         left = {task.layer for task in self._tasks if results[task.name] is None}
         sites = self._sites() if left else ()
-        with Shelf(self._steps.folder) as inputs, self._memo(sites) as memo:
+        with Shelf(self._steps.folder) as inputs, closing(self._memo(sites)) as memo:
             self._run_floats(sites, inputs)
             with self._rounding():
                 extremes, begun = self._extremes(), list[BegunWeight]()
@@ -296,9 +287,8 @@ class _Block:
                 with suppress(_StopError):
                     self._own(*args, **named)
 
-        self._deployed.visit(
-            self._step, self._batches, act, numbers, workers=min(self._steps.workers, len(numbers))
-        )
+        workers = min(self._steps.workers, len(numbers))
+        self._deployed.visit(self._step, self._batches, act, numbers, workers=workers)
 
     def _run_floats(self, sites: Sequence[Site], inputs: Shelf) -> None:
         """Run the float block, and cache its sites' inputs by batch."""
@@ -321,7 +311,7 @@ class _Block:
         watched = {
             site.readers[0]: SiteInputs.of(
                 (task.method for task in self._tasks if statistics and task.layer in site.readers),
-                self._features(site),
+                _weight(self._root.get_submodule(site.readers[0])).shape[1],
                 len(self._batches),
             )
             for site in own
@@ -371,59 +361,25 @@ class _Block:
             found |= dict.fromkeys(site.readers, each.data(kin[kin_of(site.readers[0]), each.features]))
         return found
 
-    def _features(self, site: Site) -> int:
-        return _weight(self._root.get_submodule(site.readers[0])).shape[1]
-
-    @contextmanager
-    def _memo(self, sites: Sequence[Site]) -> Iterator[PartMemo]:
-        memo = PartMemo(
-            self._own, self._layers, lambda: self._deployed.batch, self._steps.memo if sites else 0
-        )
-        try:
-            yield memo
-        finally:
-            memo.close()
+    def _memo(self, sites: Sequence[Site]) -> PartMemo:
+        size = self._steps.memo if sites else 0
+        return PartMemo(self._own, self._layers, lambda: self._deployed.batch, size)
 
     @contextmanager
     def _hooked(self, see: Mapping[str, See]) -> Iterator[None]:
         """Call functions with names and inputs of layers before they run."""
-        handles: list[Any] = []
 
-        def hook(name: str) -> Callable[..., None]:
-            def before(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-                def keep(x: torch.Tensor) -> torch.Tensor:
-                    see[name](name, x)
-                    return x
+        def seen(name: str, x: torch.Tensor) -> torch.Tensor:
+            see[name](name, x)
+            return x
 
-                quantized_inputs(module, keep, args, named)
-
-            return before
-
-        try:
-            for name in see:
-                module = self._root.get_submodule(name)
-                handles.append(module.register_forward_pre_hook(hook(name), with_kwargs=True))
+        with on_inputs((self._root.get_submodule(name), functools.partial(seen, name)) for name in see):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    @contextmanager
-    def _rounding(self) -> Iterator[None]:
+    def _rounding(self) -> AbstractContextManager[None]:
         """Quantize the inputs of layers as the deployed model does."""
-        handles: list[Any] = []
         sources = {task.layer: task.source for task in self._tasks if task.source is not None}
-        try:
-            for name, source in sources.items():
-                handles.append(
-                    self._layers[name].register_forward_pre_hook(
-                        _rounds(source), with_kwargs=True, prepend=True
-                    )
-                )
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        return on_inputs(((self._layers[name], own) for name, own in sources.items()), prepend=True)
 
     def _extremes(self) -> dict[str | None, tuple[float, float]]:
         """Return extremes of weights with a common tensor scale, by ``share``."""
@@ -473,15 +429,6 @@ class _Block:
         for name, added in result.changes.items():
             own = self._layers[task.layer].get_parameter(name).detach()
             own[rows] = ChannelFold(added=added.to(own.device)).of(own[rows])
-
-
-def _rounds(source: nn.Module) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    def before(
-        module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return quantized_inputs(module, source, args, named)
-
-    return before
 
 
 def _reader(

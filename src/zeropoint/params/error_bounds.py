@@ -1,6 +1,6 @@
-"""Error bounds of parameters by their kind: :mod:`.bounds`, :mod:`.chain_bounds`, or tables, which are here.
+"""Error bounds of parameters by their kind, and those of tables.
 
-A value of a table is off by half the widest gap of its table,
+A value of a table is off by half the widest gap of its table at most, where it lies between the ends,
 
     |x - table[code]| <= max over j of (table[j + 1] - table[j]) / 2,    or how far x lies past either end,
 

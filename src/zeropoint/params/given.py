@@ -132,7 +132,10 @@ def given_ranges(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Ranges:
-    """Return the extremes of each block of each level; RangeError for a minimum above its maximum."""
+    """Return each level's extremes by block.
+
+    Raises RangeError for a minimum above its maximum.
+    """
     grid = scheme.granularity.grid(shape)
     low, high = (_extremes_on_grid(value, grid, wide_dtype(dtype)) for value in (minimum, maximum))
     if bool((low > high).any()):

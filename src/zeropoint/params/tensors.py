@@ -56,7 +56,10 @@ def parameter_tensors(
 
 
 def parameter_bits(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Return the bits of all scales and zero points: integer ones code-wide, real float32."""
+    """Return the bits of scales and zero points.
+
+    Integer zero points have the width of codes, real ones that of float32.
+    """
     widths = []
     for level in scheme.levels:
         fmt = level.format_for(format_of(dtype))

@@ -100,7 +100,7 @@ class InputSource:
         return self
 
     def reader(self, limits: Limits, *, progress: bool) -> TakeInputs | None:
-        """Return what reads the inputs of all weights; progress: whether to show a bar."""
+        """Return the reader of these inputs, or None; progress: shows a bar."""
         if self.imatrix is not None:
             return of_imatrix(self.imatrix)
         if self.statistics:

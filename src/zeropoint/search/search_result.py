@@ -1,4 +1,4 @@
-"""Results of a search: the choice of each layer, and what it costs."""
+"""Results of a search: choices of layers, sizes and losses."""
 
 from __future__ import annotations
 
