@@ -249,9 +249,12 @@ class QuantizedTensor:
         if isinstance(device, torch.dtype):
             raise DtypeError(f"to({device}) would change packed codes; use dequantize({device})")
         return QuantizedTensor(
-            data=self.data.to(device), params=self.params.to(device), shape=self.shape, dtype=self.dtype,
+            data=self.data.to(device),
+            params=self.params.to(device),
+            shape=self.shape,
+            dtype=self.dtype,
             own_params=self.own_params,
-        )  # fmt: skip
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the tensor to a safetensors file, for :meth:`load`.
@@ -404,9 +407,12 @@ def _reduced(q: QuantizedTensor) -> tuple[Any, ...]:
 
 
 def restored(
-    data: torch.Tensor, params: QuantizationParams, shape: tuple[int, ...], dtype: torch.dtype,
+    data: torch.Tensor,
+    params: QuantizationParams,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
     own_params: bool,
-) -> QuantizedTensor:  # fmt: skip
+) -> QuantizedTensor:
     """Return a pickle's tensor, or CheckpointError for unfit codes."""
     wanted = code_rows.packed_shape(params.scheme, shape)
     if data.dtype is not torch.uint8 or tuple(data.shape) != wanted or params.shape != shape:

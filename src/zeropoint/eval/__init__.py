@@ -2,7 +2,8 @@
 
 from .divergence_meter import DivergenceMeter, divergence_meter
 from .estimates import Estimate
-from .evaluation import Evaluation, EvaluationSettings, ModelQuality, evaluate, evaluate_checkpoint
+from .evaluation import EvaluationSettings, evaluate, evaluate_checkpoint
+from .evaluation_result import Evaluation, ModelQuality
 from .language_statistics import language_statistics
 from .mcnemar import mcnemar
 from .text_windows import TextTokenizer, TextWindows, TokenizedText

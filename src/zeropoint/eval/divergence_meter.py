@@ -77,9 +77,12 @@ class DivergenceMeter:
 
 @contextmanager
 def divergence_meter(
-    source: Source, probe: WindowProbe, *, limits: Limits | None = None,
+    source: Source,
+    probe: WindowProbe,
+    *,
+    limits: Limits | None = None,
     dtype: torch.dtype | None = torch.float32,
-) -> Iterator[DivergenceMeter]:  # fmt: skip
+) -> Iterator[DivergenceMeter]:
     """Return a context with a checkpoint's model and replaceable weights.
 
     Logits of all scored tokens, outputs of blocks, and the whole model are in memory: for small models and

@@ -7,12 +7,10 @@ given. The noise floor is the reference itself in bfloat16: a difference below i
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,16 +23,13 @@ from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place, shown
 from ..checkpoint.verify.overview import overview
 from ..errors import CalibrationError, UnsupportedError, option, size_of
-from ..ops.devices import CPU
-from ..results import Result
 from ..shown import new_page, page_of_results
 from ..signatures import by_signature
 from .cloze import cloze_items
 from .cloze_probe import ClozeProbe
 from .continuations import ContinuationProbe, greedy_continuations, prompts_of
 from .encoder_probe import EncoderProbe, sentences_of, takes_first_vector
-from .estimates import mean_of
-from .language_statistics import Samples, Statistics
+from .evaluation_result import Evaluation, ModelQuality
 from .probe import Probe, ask
 from .reference_cache import ReferenceCache, reference_key
 from .text_windows import TextTokenizer, TextWindows, TokenizedText, ids_of, text_of
@@ -46,8 +41,6 @@ _COMPARED = 1 << 16
 """Characters of the text that tokenizers of models are compared on."""
 _BATCH = 2048
 """Tokens of a batch of sentences for an encoder."""
-_SAID = 4
-"""Statistics of a model that a line about it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,101 +78,6 @@ class EvaluationSettings:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise CalibrationError(f"{name} (={value}) must be at least {low}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelQuality:
-    """What was found of a model.
-
-    Args:
-        name: where it lies, or what the noise floor is.
-        nbytes: of its weights in files.
-        statistics: by name; shares are shares, not percent.
-        notes: sentences, such as how inputs are quantized.
-        is_noise_floor: whether it is the reference in another dtype.
-        samples: the numbers of each token, sentence or choice whose means are among the statistics.
-    """
-
-    name: str
-    nbytes: int
-    statistics: Statistics
-    notes: tuple[str, ...] = ()
-    is_noise_floor: bool = False
-    samples: Samples = field(default_factory=dict, repr=False, compare=False)
-
-    def __str__(self) -> str:
-        first = itertools.islice(self.statistics.items(), _SAID)
-        return f"{self.name}: " + ", ".join(f"{key} {found.value:.5g}" for key, found in first)
-
-    def difference(self, other: ModelQuality) -> Statistics:
-        """Return this model's means minus another's, with paired errors.
-
-        What both find hard does not count, so that the error is often far below the errors of the two means.
-
-        Args:
-            other: a model of the same evaluation, or of one on the same data.
-
-        Raises:
-            CalibrationError: where the two were evaluated on other data.
-        """
-        if {key: len(x) for key, x in self.samples.items()} != {
-            key: len(x) for key, x in other.samples.items()
-        }:
-            raise CalibrationError(
-                f"{self.name} and {other.name} were evaluated on other data; compare models of one evaluation"
-            )
-        return {key: mean_of(own - other.samples[key]) for key, own in self.samples.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Evaluation(Result):
-    """What was found of models.
-
-    Args:
-        reference: where it lies.
-        reference_bytes: of its weights in files.
-        encoder: whether they are embedding models.
-        data: sentences about what they ran on.
-        models: the noise floor first, if any, then the models in their order.
-        notes: sentences about what was left out.
-        device: where models ran, ``cpu`` or ``cuda``.
-    """
-
-    reference: str
-    reference_bytes: int
-    encoder: bool
-    data: tuple[str, ...]
-    models: tuple[ModelQuality, ...]
-    notes: tuple[str, ...] = ()
-    device: str = CPU.type
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """See :class:`Result`: of each model the first statistics."""
-        return (*map(str, self.models), *self.data, *self.notes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """See :class:`Result`: numbers by the names of statistics, shares as shares."""
-        return {
-            "reference": self.reference, "reference_bytes": self.reference_bytes, "encoder": self.encoder,
-            "data": list(self.data), "notes": list(self.notes), "device": self.device,
-            "models": [
-                {
-                    "name": model.name, "bytes": model.nbytes, "noise_floor": model.is_noise_floor,
-                    "notes": list(model.notes),
-                    "statistics": {
-                        key: {"value": estimate.value, "error": estimate.error}
-                        for key, estimate in model.statistics.items()
-                    },
-                }
-                for model in self.models
-            ],
-        }  # fmt: skip
-
-    @property
-    def noise_floor(self) -> ModelQuality | None:
-        """The reference in bfloat16, or None."""
-        return next((model for model in self.models if model.is_noise_floor), None)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -209,10 +209,13 @@ def get_format(name: str | Format, *, others: Iterable[str] = ()) -> Format:
         sign, exponent, mantissa, bias, specials, flat = match.groups()
         width = int(exponent)
         return FloatFormat(
-            exponent_bits=width, mantissa_bits=int(mantissa), signed=not sign, subnormals=not flat,
+            exponent_bits=width,
+            mantissa_bits=int(mantissa),
+            signed=not sign,
+            subnormals=not flat,
             bias=int(bias) if bias is not None else max(0, (1 << width >> 1) - 1),
             specials=Specials(specials or "finite"),
-        )  # fmt: skip
+        )
     if match := _TABLE.fullmatch(key):
         return _table(*match.groups())
     if match := _OF_BLOCKS.fullmatch(key):

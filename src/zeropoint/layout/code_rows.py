@@ -28,9 +28,12 @@ def unpack(data: torch.Tensor, scheme: Scheme, shape: tuple[int, ...]) -> torch.
 
 
 def decoded(
-    patterns: torch.Tensor, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype,
+    patterns: torch.Tensor,
+    scheme: Scheme,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
     negative: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Return decoded values of ``shape``; negative: as in :func:`.formats.codes.decode`."""
     if scheme.element.per_code == 1:
         return decode(patterns.reshape(shape), scheme.element, dtype, negative)

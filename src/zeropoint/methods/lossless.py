@@ -275,9 +275,12 @@ def _ends(scheme: Scheme) -> tuple[int, int]:
 
 
 def _under_tensor_scale(
-    values: torch.Tensor, scheme: Scheme, of: tuple[QuantizedTensor, tuple[float, float] | None], *,
+    values: torch.Tensor,
+    scheme: Scheme,
+    of: tuple[QuantizedTensor, tuple[float, float] | None],
+    *,
     rounded: bool,
-) -> list[torch.Tensor]:  # fmt: skip
+) -> list[torch.Tensor]:
     """Return float8 scales for power-of-two scales, and the tensor's scale."""
     q, extremes = of
     (fine, coarse), kinds = scheme.scales, [level.format_for(format_of(q.dtype)) for level in scheme.scales]

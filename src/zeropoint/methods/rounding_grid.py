@@ -44,10 +44,13 @@ def grid_of(params: QuantizationParams) -> Grid:
     levels, ties_up = _levels(scheme)
     device = scale.device
     return Grid(
-        levels=levels.to(device), ties_up=None if ties_up is None else ties_up.to(device), scale=scale,
-        offset=by_row(params.effective_offset()), zero=by_row(params.zero_point),
+        levels=levels.to(device),
+        ties_up=None if ties_up is None else ties_up.to(device),
+        scale=scale,
+        offset=by_row(params.effective_offset()),
+        zero=by_row(params.zero_point),
         block_of=torch.arange(shape[-1], device=device) // width,
-    )  # fmt: skip
+    )
 
 
 @functools.lru_cache(maxsize=64)

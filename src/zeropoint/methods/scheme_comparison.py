@@ -95,9 +95,12 @@ def _facts(each: ComparedScheme) -> dict[str, Any]:
 
 
 def compare(
-    x: torch.Tensor, schemes: Iterable[str | Scheme] | str, *, method: str | None = None,
+    x: torch.Tensor,
+    schemes: Iterable[str | Scheme] | str,
+    *,
+    method: str | None = None,
     inputs: torch.Tensor | None = None,
-) -> SchemeComparison:  # fmt: skip
+) -> SchemeComparison:
     """Return the errors of schemes on a tensor.
 
     The result prints a table, and :meth:`~SchemeComparison.plot` draws error over bits.
@@ -131,7 +134,10 @@ def compare(
 def _compared(x: torch.Tensor, given: str | Scheme, q: QuantizedTensor) -> ComparedScheme:
     bounds = q.error_bound(x)
     return ComparedScheme(
-        name=str(given), scheme=str(q.scheme), bits=q.bits_per_value, error=q.error(x),
+        name=str(given),
+        scheme=str(q.scheme),
+        bits=q.bits_per_value,
+        error=q.error(x),
         clipped=int(row_errors(x, q).clipped.sum()) / max(1, x.numel()),
         bound=float(bounds.max()) if bounds.numel() else 0.0,
-    )  # fmt: skip
+    )

@@ -109,9 +109,12 @@ def _float_layer(layer: nn.Module, weights: _Weights) -> nn.Module:
         rows, columns = layer.weight.shape
         with torch.device("meta"):
             bag = nn.EmbeddingBag(
-                rows, columns, mode=layer.mode, padding_idx=layer.padding_idx,
+                rows,
+                columns,
+                mode=layer.mode,
+                padding_idx=layer.padding_idx,
                 include_last_offset=layer.include_last_offset,
-            )  # fmt: skip
+            )
         bag.weight = weights.of(layer.weight)
         return bag
     assert isinstance(layer, QuantizedLayer)

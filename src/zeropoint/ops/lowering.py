@@ -345,10 +345,13 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
     if scheme.zero_point is ZeroPoint.NONE:
         return rule
     return rule._replace(
-        how=How.AFFINE, low=scheme.qmin, high=scheme.qmax,
-        widen=scheme.widens_to_zero, offset=_offset(scheme),
+        how=How.AFFINE,
+        low=scheme.qmin,
+        high=scheme.qmax,
+        widen=scheme.widens_to_zero,
+        offset=_offset(scheme),
         formula=scheme.formula_zero_point,
-    )  # fmt: skip
+    )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -359,9 +359,12 @@ def dequantize(
         patterns = code_rows.unpack(_bytes_of(data, pick, scheme.bits, shape), scheme, tuple(part.shape))
         factor = None if scale is None else scale[pick]
         values = code_rows.decoded(
-            patterns, scheme, tuple(part.shape), torch.float64 if zero is not None else wide,
+            patterns,
+            scheme,
+            tuple(part.shape),
+            torch.float64 if zero is not None else wide,
             second_grid(factor, scheme.element),
-        )  # fmt: skip
+        )
         if zero is not None:
             values = (values - zero[pick].double() * float(scheme.element_step)).to(wide)
         if factor is not None:

@@ -82,9 +82,12 @@ def searched(
 
 
 def best_of(
-    x: torch.Tensor, candidates: Sequence[QuantizationParams], decode: Decode, *,
+    x: torch.Tensor,
+    candidates: Sequence[QuantizationParams],
+    decode: Decode,
+    *,
     importance: torch.Tensor | None = None,
-) -> QuantizationParams:  # fmt: skip
+) -> QuantizationParams:
     """Return each block's best finest scale, of equals the first.
 
     importance: as of :func:`searched`.

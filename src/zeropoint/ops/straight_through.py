@@ -122,9 +122,12 @@ def fake_quantize(x: torch.Tensor, scheme: Scheme, params: Params) -> torch.Tens
 
 
 def _decoded(
-    data: torch.Tensor, scheme: Scheme, params: Params, shape: tuple[int, ...],
+    data: torch.Tensor,
+    scheme: Scheme,
+    params: Params,
+    shape: tuple[int, ...],
     dtypes: tuple[torch.dtype, torch.dtype],
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Return decoded codes in ``dtypes[0]``; ``dtypes[1]`` is the quantized tensor's."""
     negative = None
     if scheme.element.reads_sign:

@@ -186,6 +186,9 @@ class Assignment:
 
     def __str__(self) -> str:
         parts = (
-            ("weight", self.weight), ("method", self.method), ("input", self.input), ("output", self.output)
-        )  # fmt: skip
+            ("weight", self.weight),
+            ("method", self.method),
+            ("input", self.input),
+            ("output", self.output),
+        )
         return ", ".join(f"{name} {part}" for name, part in parts if part is not None)

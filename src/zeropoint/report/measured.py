@@ -55,11 +55,14 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
     for name in result.choices.candidates:
         point = uniform.get(name)
         size, loss = (None, None) if point is None else (8 * point.nbytes / values, point.loss)
-        rows.append((
-            text_cell(name), number_cell(counts[name]),
-            number_cell(size, "does not fit all" if size is None else f"{size:.3f}"),
-            number_cell(loss, "" if loss is None else f"{loss:.6g}"),
-        ))  # fmt: skip
+        rows.append(
+            (
+                text_cell(name),
+                number_cell(counts[name]),
+                number_cell(size, "does not fit all" if size is None else f"{size:.3f}"),
+                number_cell(loss, "" if loss is None else f"{loss:.6g}"),
+            )
+        )
     heads = ("candidate", "layers", "bits", "loss for all layers")
     yield Part("Candidates", (DataTable(heads, tuple(rows)),))
     cells = tuple(

@@ -123,9 +123,12 @@ def _document(run: Overview) -> dict[str, Any]:
 
 @by_signature
 def report_checkpoint(
-    path: Place | str, *, others: Sequence[Place | str] = (), out: Path | str | None = None,
+    path: Place | str,
+    *,
+    others: Sequence[Place | str] = (),
+    out: Path | str | None = None,
     overwrite: bool = False,
-) -> CheckpointReport:  # fmt: skip
+) -> CheckpointReport:
     """Return a report about checkpoints, and write its page.
 
     Args:

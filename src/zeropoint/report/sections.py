@@ -62,11 +62,14 @@ def _kind(name: str, group: Sequence[LayerFacts]) -> LayerKind:
     total = sum(values for _, values in known)
     squares = math.fsum(error * error * values for error, values in known)
     return LayerKind(
-        name=name, layers=len(group), values=sum(layer.values for layer in group),
-        float_bytes=sum(layer.float_bytes for layer in group), nbytes=sum(layer.nbytes for layer in group),
+        name=name,
+        layers=len(group),
+        values=sum(layer.values for layer in group),
+        float_bytes=sum(layer.float_bytes for layer in group),
+        nbytes=sum(layer.nbytes for layer in group),
         relative=math.sqrt(squares / total) if total else None,
         worst=max((error for error, _ in known), default=None),
-    )  # fmt: skip
+    )
 
 
 def stays_of(run: Overview) -> tuple[Stays, ...]:
@@ -297,11 +300,14 @@ def _stays(run: Overview) -> Iterator[Node]:
     )
     rows = tuple(
         (
-            text_cell(each.name), text_cell(each.dtype), text_cell(each.reason or _UNKNOWN),
-            number_cell(each.tensors), number_cell(each.nbytes, size_of(each.nbytes)),
+            text_cell(each.name),
+            text_cell(each.dtype),
+            text_cell(each.reason or _UNKNOWN),
+            number_cell(each.tensors),
+            number_cell(each.nbytes, size_of(each.nbytes)),
         )
         for each in found[:ROWS]
-    )  # fmt: skip
+    )
     every = DataTable(("tensors", "dtype", "why", "how many", "size"), rows, sortable=True)
     each_kind = Part("Each kind of tensor", (every,), folded=True, long=True)
     yield Part("What stays as it is", (DataTable(("why", "tensors", "size"), why), each_kind))

@@ -316,8 +316,11 @@ def times(group: Sequence[object]) -> str:
 
 def _error_cells(error: TensorError) -> tuple[str, ...]:
     return (
-        f"{error.relative:.4f}", decibels(error.sqnr_db), f"{error.largest:.3g}", share(error.clipped_share)
-    )  # fmt: skip
+        f"{error.relative:.4f}",
+        decibels(error.sqnr_db),
+        f"{error.largest:.3g}",
+        share(error.clipped_share),
+    )
 
 
 def _errors(group: Iterable[LayerProof]) -> Iterator[TensorError]:

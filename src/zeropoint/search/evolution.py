@@ -170,10 +170,13 @@ def by_evolution(given: Text, limits: Limits, generations: int) -> Refiner:
         kind = f"{decided_by(found, table.mark, windows)}{limits.mark}"
         with bar("refining", _generations) as on_generation, meter_of(found, windows, limits) as meter:
             best = evolved(
-                Fitness(meter, found), chosen, Terms(options=levels(table), budget=allowed),
-                generations=generations, known=(state, kind),
+                Fitness(meter, found),
+                chosen,
+                Terms(options=levels(table), budget=allowed),
+                generations=generations,
+                known=(state, kind),
                 on_progress=on_generation,
-            )  # fmt: skip
+            )
         note = (
             f"refined in {_generations(generations)}: KL divergence {best.first:.6g} -> "
             f"{best.divergence:.6g} on {windows.given.numel()} tokens"
