@@ -16,8 +16,7 @@ import zeropoint as zp
 from zeropoint.kernels.cpu.machine.intrinsics import device, kernel
 from zeropoint.kernels.cpu.machine.team import run_parts
 from zeropoint.ops import threads
-from zeropoint.ops.openmp import openmp_team
-from zeropoint.ops.threads import WORTH_A_THREAD, share, thread_limit
+from zeropoint.ops.threads import WORTH_A_THREAD, openmp_team, share, thread_limit
 
 THREADS = 3
 ROWS = 100

@@ -18,12 +18,10 @@ from ..errors import ZeropointError, count
 from . import lazy
 from .arguments import parse_path
 from .compare import compare
-from .convert import convert
-from .dequantize import dequantize
+from .conversions import convert, dequantize, kv_scales, rotate
 from .distill import distill
 from .eval import evaluate
 from .gather import statistics
-from .kv_scales import kv_scales
 from .machine_commands import bench, demo, doctor, warmup
 from .main import fail
 from .option_groups import GroupedCommands, GroupedOptions
@@ -34,7 +32,6 @@ from .output import show, show_json
 from .plan import plan as plan_command
 from .quantize import quantize
 from .report import report
-from .rotate import rotate
 from .search import search
 
 # The base class of all errors about the command line. Newer versions of typer no longer take it from click.

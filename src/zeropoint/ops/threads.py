@@ -1,18 +1,29 @@
-"""Thread counts of operators: torch's setting, or a worker's share."""
+"""Threads of operators: counts, and the team of torch's own OpenMP runtime.
+
+After each operator of torch its threads wait for the next one in a loop, for milliseconds. Threads of ours
+would have to share the processors with them: kernels after an operator took twice as long. So the team that
+waits does the work. ``GOMP_parallel`` is the entry that compilers call for ``#pragma omp parallel``; GNU's,
+LLVM's and Intel's runtimes export it on Linux. Compiled code calls it, so that no thread waits for Python.
+Elsewhere there is no team, nor on processors other than x86-64, whose mode of computing with subnormals a
+kernel would have to set in another way.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
+import platform
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from pathlib import Path
 
 import torch
 
-from .openmp import openmp_team
-
+_HOME = os.getpid()
 _LIMIT: ContextVar[int | None] = ContextVar("zeropoint_threads", default=None)
 _POOLS: dict[int, ThreadPoolExecutor] = {}
 _AS_IT_IS = nullcontext()
@@ -20,6 +31,23 @@ _AS_IT_IS = nullcontext()
 _SUBNORMAL: float = struct.unpack("<d", (1).to_bytes(8, "little"))[0]
 WORTH_A_THREAD = 1 << 17
 """Elements that a thread must have: fewer take less time than a thread that sleeps needs to wake up."""
+
+
+@functools.lru_cache(maxsize=1)
+def openmp_team() -> int:
+    """Return the address of torch's ``GOMP_parallel``, or 0."""
+    if os.getpid() != _HOME or platform.machine() != "x86_64":
+        return 0  # a forked child inherits the runtime, but none of its threads
+    try:
+        # A symbol is looked for in what the library depends on, so that it is the runtime that torch uses.
+        parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(parallel, ctypes.c_void_p).value or 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=openmp_team.cache_clear)
 
 
 @contextmanager
@@ -75,7 +103,7 @@ def share(kernel: Callable[..., int], args: tuple[object, ...], rows: int, eleme
     """Call ``kernel(*args, first, last, parts, team)`` over rows; return the largest result.
 
     Several threads share the rows when it pays, which changes no result: rows are independent. The kernel
-    has the team (:mod:`.openmp`) compute that many parts of the rows. Where there is none, threads of Python
+    has the team compute that many parts of the rows. Where there is none, threads of Python
     call it, each for a part of the rows.
     """
     parts = parts_for(rows, elements) if elements >= 2 * WORTH_A_THREAD else min(rows, 1)

@@ -1,4 +1,4 @@
-"""Error bounds of parameters by their kind, and those of tables.
+"""Error bounds of parameters by their kind, and of tables.
 
 A value of a table is off by half the widest gap of its table at most, where it lies between the ends,
 

@@ -58,7 +58,7 @@ def parameter_tensors(
 def parameter_bits(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Return the bits of scales and zero points.
 
-    Integer zero points have the width of codes, real ones that of float32.
+    Integer zero points are as wide as codes, real ones 32 bits.
     """
     widths = []
     for level in scheme.levels:

@@ -3,10 +3,9 @@
 They hold parameters and call the operators; how codes come about is not known here.
 """
 
-from .fake_quantize import FakeQuantize, GradientMask
+from .fake_quantize import FakeQuantize, GradientMask, MovingAverageFakeQuantize
 from .learned_scale import LearnedScale
 from .learned_threshold import LearnedThreshold
-from .moving_average import MovingAverageFakeQuantize
 from .pact import Pact
 from .quantize_ste import dequantize_ste, quantize_ste
 from .quantizer import Quantizer
