@@ -1,4 +1,4 @@
-"""Commands that write a quantized or float checkpoint anew, without a choice of schemes."""
+"""Commands that write a checkpoint anew, without choosing schemes."""
 
 from __future__ import annotations
 

@@ -338,15 +338,9 @@ def quantize_checkpoint(
     with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=runs) as opened:
         if budget is None:
             made = planned(
-                opened,
-                to,
-                recipe=recipe,
-                plan=plan,
-                format=format,
-                method=method,
-                selection=selection,
+                opened, to, recipe=recipe, plan=plan, format=format, method=method, selection=selection,
                 limits=limits,
-            )
+            )  # fmt: skip
         else:
             request = what.request(codec_for(format), method, selection, limits)
             request = replace(request, inputs=inputs.reader(limits, progress=progress is True))
