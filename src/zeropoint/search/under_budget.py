@@ -110,8 +110,9 @@ class _Budgeted:
         )
 
     def search(
-        self, source: Source, request: SearchRequest, out: Path | None, page: OwnFile | None, progress: Shown
-    ) -> SearchResult:
+        self, source: Source, request: SearchRequest, *, out: Path | None, page: OwnFile | None = None,
+        progress: Shown,
+    ) -> SearchResult:  # fmt: skip
         """Return the best choice.
 
         out: where the state lies next to, unless it has a place of its own. page: takes the report.
@@ -211,7 +212,7 @@ def search_checkpoint(
     selection = selection_of(include, ignore, dequantize_first=dequantize_first)
     request = what.request(codec_for(format), method, selection, limits)
     request = replace(request, inputs=inputs.reader(limits, progress=progress is True))
-    result = what.search(opened, request, written, None, progress)
+    result = what.search(opened, request, out=written, progress=progress)
     if drawn is not None:
         drawn.write([result.plot().svg.encode()], overwrite=overwrite)
     if paged is not None:
@@ -346,7 +347,7 @@ def quantize_checkpoint(
             request = replace(request, inputs=inputs.reader(limits, progress=progress is True))
             local = target if isinstance(target, Path) else None
             page = _page_of_search(what, target) if report else None
-            made = what.search(opened, request, local, page, progress).plan
+            made = what.search(opened, request, out=local, page=page, progress=progress).plan
         if not force:
             require_loadable(made)
         if budget is not None:
