@@ -63,7 +63,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "src/zeropoint/checkpoint/verbs.py::gather_statistics": "the options of a command, each a word",
         "src/zeropoint/checkpoint/model/gathered_statistics.py::gathered": "what users ask for, and its file",
         "src/zeropoint/checkpoint/call_options.py::planned": "what several commands ask alike",
-        "src/zeropoint/search/under_budget.py::search": "what a search under a budget takes",
         "src/zeropoint/search/under_budget.py::search_checkpoint": "the options of a command, each a word",
         "src/zeropoint/search/under_budget.py::quantize_checkpoint": "the options of a command, each a word",
         "src/zeropoint/cli/eval.py::evaluate": "typer makes an option of each parameter",
