@@ -81,7 +81,7 @@ class EvaluationSettings:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Asked:
+class _Probes:
     """The probes of an evaluation."""
 
     probes: list[Probe]
@@ -184,32 +184,32 @@ def evaluate(
                 f"{shown(other.given)} is {kinds[not encoder]}, and the reference {kinds[encoder]}; compare "
                 "models of one kind"
             )
-    asked = (
-        _asked_of_encoder(reference, text, settings)
+    wanted = (
+        _probes_of_encoder(reference, text, settings)
         if encoder
-        else _asked_of_language_model(reference, others, text, settings=settings, limits=limits, cache=cache)
+        else _probes_of_language_model(reference, others, text, settings=settings, limits=limits, cache=cache)
     )
     found: list[ModelQuality] = []
-    with _base(reference, asked, cache, (settings, limits), progress=progress) as base:
+    with _base(reference, wanted, cache, (settings, limits), progress=progress) as base:
         rows = [("noise floor: the reference in bfloat16", reference, torch.bfloat16)]
         rows = rows if settings.noise_floor else []
         given = zip(map(str, models), others, strict=True)
         for name, source, dtype in [*rows, *((place, other, settings.dtype) for place, other in given)]:
-            with forward_pass(source, asked.batches, limits, dtype=dtype, progress=progress) as own:
+            with forward_pass(source, wanted.batches, limits, dtype=dtype, progress=progress) as own:
                 floor = source is reference
                 if own.model.vocabulary != base.model.vocabulary:
                     raise CalibrationError(
                         f"{shown(source.given)} knows {own.model.vocabulary} tokens, and the reference "
                         f"{base.model.vocabulary}; compare models of one vocabulary"
                     )
-                statistics, samples = ask(own, base, asked.probes)
+                statistics, samples = ask(own, base, wanted.probes)
                 found.append(ModelQuality(
                     name=name, nbytes=source.entries.nbytes, statistics=statistics, samples=samples,
                     notes=own.notes, is_noise_floor=floor,
                 ))  # fmt: skip
     return Evaluation(
         reference=str(against), reference_bytes=reference.entries.nbytes, encoder=encoder,
-        data=tuple(asked.data), models=tuple(found), notes=tuple(asked.notes), device=limits.device.type,
+        data=tuple(wanted.data), models=tuple(found), notes=tuple(wanted.notes), device=limits.device.type,
     )  # fmt: skip
 
 
@@ -235,25 +235,25 @@ def is_encoder(source: Source) -> bool:
 
 @contextmanager
 def _base(
-    reference: Source, asked: _Asked, cache: ReferenceCache | None,
+    reference: Source, wanted: _Probes, cache: ReferenceCache | None,
     by: tuple[EvaluationSettings, Limits], *, progress: bool,
 ) -> Iterator[ForwardPass]:  # fmt: skip
     """Return a context with the reference's pass, run or cached."""
     settings, limits = by
-    ran = functools.partial(forward_pass, reference, asked.batches, limits, dtype=settings.dtype)
+    ran = functools.partial(forward_pass, reference, wanted.batches, limits, dtype=settings.dtype)
     if cache is None:
         with ran(progress=progress) as base:
             yield base
         return
-    key = reference_key(reference, asked.batches, f"{settings.tokens}{limits.mark}", settings.dtype)
-    known = functools.partial(cache.read, key, asked.batches) if cache.is_there else None
+    key = reference_key(reference, wanted.batches, f"{settings.tokens}{limits.mark}", settings.dtype)
+    known = functools.partial(cache.read, key, wanted.batches) if cache.is_there else None
     with ran(progress=progress, known=known) as base:
         if known is None:
-            cache.write(key, base.values, asked.sequences)
+            cache.write(key, base.values, wanted.sequences)
         yield base
 
 
-def _asked_of_encoder(reference: Source, text: Path | str, settings: EvaluationSettings) -> _Asked:
+def _probes_of_encoder(reference: Source, text: Path | str, settings: EvaluationSettings) -> _Probes:
     if Path(text).suffix == TEXT_OF_IDS:
         raise CalibrationError(
             f"{shown(Path(text))} holds token ids, and an encoder needs sentences; give text"
@@ -265,13 +265,13 @@ def _asked_of_encoder(reference: Source, text: Path | str, settings: EvaluationS
     first = takes_first_vector(reference)
     probe = EncoderProbe(rows, first=first, most=max(_BATCH, settings.context))
     pooled = "the vector of the first token" if first else "the mean of all tokens' vectors"
-    return _Asked(probes=[probe], data=[f"{len(rows):,} sentences, each embedded as {pooled}"])
+    return _Probes(probes=[probe], data=[f"{len(rows):,} sentences, each embedded as {pooled}"])
 
 
-def _asked_of_language_model(
+def _probes_of_language_model(
     reference: Source, others: Sequence[Source], text: Path | str, *, settings: EvaluationSettings,
     limits: Limits, cache: ReferenceCache | None,
-) -> _Asked:  # fmt: skip
+) -> _Probes:  # fmt: skip
     tokenizer = None
     if Path(text).suffix == TEXT_OF_IDS:
         tokens = TokenizedText(ids=ids_of(text))
@@ -284,10 +284,10 @@ def _asked_of_language_model(
         for other in others:
             require_same_tokens(reference, other, whole[:_COMPARED], tokenizer(whole[:_COMPARED]))
     windows = tokens.windows(settings.context, settings.windows or 16)
-    asked = _Asked(probes=[WindowProbe(windows)], data=[_said(windows)])
+    wanted = _Probes(probes=[WindowProbe(windows)], data=[_said(windows)])
     if settings.continuations:
         known = None if cache is None else cache.sequences()
-        _ask_for_continuations(asked, reference, tokens, (settings, limits), known=known)
+        _ask_for_continuations(wanted, reference, tokens, (settings, limits), known=known)
     if settings.tagged is not None:
         if tokenizer is None:
             raise CalibrationError(
@@ -295,9 +295,9 @@ def _asked_of_language_model(
             )
         items = cloze_items(settings.tagged, settings.items)
         given = lambda sentence: tokenizer(sentence).ids.tolist()
-        asked.probes.append(ClozeProbe(items, given, settings.context))
-        asked.data.append(f"{len(items):,} choices between two sentences of {shown(settings.tagged)}")
-    return asked
+        wanted.probes.append(ClozeProbe(items, given, settings.context))
+        wanted.data.append(f"{len(items):,} choices between two sentences of {shown(settings.tagged)}")
+    return wanted
 
 
 def _said(windows: TextWindows) -> str:
@@ -308,7 +308,7 @@ def _said(windows: TextWindows) -> str:
 
 
 def _ask_for_continuations(
-    asked: _Asked, reference: Source, tokens: TokenizedText, by: tuple[EvaluationSettings, Limits],
+    wanted: _Probes, reference: Source, tokens: TokenizedText, by: tuple[EvaluationSettings, Limits],
     *, known: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """Add a probe of the reference's continuations, known or generated."""
@@ -325,15 +325,15 @@ def _ask_for_continuations(
             whole = sum(p.nbytes for p in model.root.parameters())
             needed = whole if limits.on_gpu else whole + limits.base_memory
             if needed > (model.spare if limits.on_gpu else limits.max_memory):
-                asked.notes.append(
+                wanted.notes.append(
                     f"no continuations: the reference as a whole takes {size_of(needed)}, more than "
                     + (f"is free on {limits.device}" if limits.on_gpu else f"{option('max_memory')} allows")
                 )
                 return
             known = greedy_continuations(model, prompts, number)
-    asked.sequences = known
-    asked.probes.append(ContinuationProbe(known, number, settings.context))
-    asked.data.append(f"{len(prompts)} continuations of {number} tokens by the reference")
+    wanted.sequences = known
+    wanted.probes.append(ContinuationProbe(known, number, settings.context))
+    wanted.data.append(f"{len(prompts)} continuations of {number} tokens by the reference")
 
 
 def require_same_tokens(reference: Source, other: Source, text: str, expected: TokenizedText) -> None:

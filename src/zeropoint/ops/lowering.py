@@ -121,11 +121,6 @@ _NARROW = {
 }
 
 
-def narrow_of(dtype: torch.dtype | None) -> Narrow:
-    """Return the rounding of intermediates for :func:`zeropoint.params.arithmetic.rounder`'s dtype."""
-    return _NARROW[dtype]
-
-
 class Element(NamedTuple):
     """A format's constants; each kind has its own.
 

@@ -176,7 +176,7 @@ def search(
     kept = None if state is None else OwnFile(state, STATE, source.places)
     with SearchState(kept, source_fields(found.plans[0])) as known:
         seen = None if request.inputs is None else request.inputs(found)
-        found = found if seen is None else _knowing(found, seen)
+        found = found if seen is None else _with_inputs(found, seen)
         for plan in found.plans:
             require_statistics_of_methods(plan)
         weighing = weigh(found, seen, known, bar)
@@ -193,7 +193,7 @@ def search(
         return _result(request, table, weighing, decision)
 
 
-def _knowing(found: Choices, seen: Inputs) -> Choices:
+def _with_inputs(found: Choices, seen: Inputs) -> Choices:
     """Return choices whose methods know the inputs that they take."""
     candidates = {
         text: c if c.plan is None else replace(c, plan=seen.to_plan(c.plan))
