@@ -12,7 +12,7 @@ from ..search.search_result import SearchResult
 from ..shown import Picture
 from .charts import Spot, scatter
 from .evaluations import below_floor, estimate_text, head_of, last_part, usual_statistics
-from .nodes import Cell, DataTable, FactList, Figure, Node, Part, Sentence, number_cell, text_cell
+from .nodes import Cell, DataTable, FactList, Figure, Node, Part, Sentence, number_cell, row
 
 _LAYERS = 4000
 
@@ -56,9 +56,9 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
         point = uniform.get(name)
         size, loss = (None, None) if point is None else (8 * point.nbytes / values, point.loss)
         rows.append(
-            (
-                text_cell(name),
-                number_cell(counts[name]),
+            row(
+                name,
+                counts[name],
                 number_cell(size, "does not fit all" if size is None else f"{size:.3f}"),
                 number_cell(loss, "" if loss is None else f"{loss:.6g}"),
             )
@@ -66,9 +66,9 @@ def search_nodes(result: SearchResult) -> Iterator[Node]:
     heads = ("candidate", "layers", "bits", "loss for all layers")
     yield Part("Candidates", (DataTable(heads, tuple(rows)),))
     cells = tuple(
-        (
-            text_cell(choice.layer.name),
-            text_cell(choice.candidate),
+        row(
+            choice.layer.name,
+            choice.candidate,
             number_cell(choice.nbytes, size_of(choice.nbytes)),
             number_cell(choice.bits, f"{choice.bits:.3f}"),
             number_cell(choice.relative, f"{choice.relative:.4f}"),
@@ -97,13 +97,10 @@ def evaluation_nodes(found: Evaluation) -> Iterator[Node]:
         ("Measured", [key for key in names if key in usual], False),
         ("All statistics", [key for key in names if key not in usual], True),
     ):
-        rows = [
-            (text_cell(key), *(_estimate(key, model.statistics[key]) for model in found.models))
-            for key in keys
-        ]
+        rows = [row(key, *(_estimate(key, model.statistics[key]) for model in found.models)) for key in keys]
         if not folded:
             sizes = (number_cell(model.nbytes, size_of(model.nbytes)) for model in found.models)
-            rows.insert(0, (text_cell("size of weights"), *sizes))
+            rows.insert(0, row("size of weights", *sizes))
         if rows:
             grid = DataTable(("", *(head_of(model) for model in found.models)), tuple(rows))
             yield Part(title, (grid,), folded=folded, long=folded)

@@ -94,15 +94,16 @@ class Part:
 Node: TypeAlias = Sentence | FactList | DataTable | Figure | FigureRow | Part
 
 
-def text_cell(text: str) -> Cell:
-    """Return a cell of text."""
-    return Cell(text)
-
-
 def number_cell(value: float | None, text: str | None = None) -> Cell:
     """Return a cell of a column of numbers."""
     shown = ("" if value is None else f"{value:,}") if text is None else text
     return Cell(shown, value, number=True)
+
+
+def row(*values: str | float | Cell | None) -> tuple[Cell, ...]:
+    """Return the cells of a row of a table, of texts and numbers."""
+    cells = (Cell(value) if isinstance(value, str) else value for value in values)
+    return tuple(cell if isinstance(cell, Cell) else number_cell(cell) for cell in cells)
 
 
 def every(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -39,7 +39,7 @@ from ..tensor import QuantizedTensor
 from .charts import Spot, codes_chart, depth_chart, number_line, scatter, share_bars
 from .formats import facts_in_words, facts_of_format, in_words, number_text, parts_of_scheme
 from .measured import evaluation_nodes, evaluation_picture, search_nodes, search_picture
-from .nodes import Cell, DataTable, FactList, Figure, Node, Part, Sentence, as_html, number_cell, text_cell
+from .nodes import Cell, DataTable, FactList, Figure, Node, Part, Sentence, as_html, number_cell, row
 from .page import CheckpointReport
 from .sections import about, series_of
 from .wording import decibels, shape, share, short_scheme
@@ -111,10 +111,10 @@ def _(shown: QuantizationParams) -> tuple[Node, ...]:
     named += [("zero points", shown.zero_point)] if shown.zero_point is not None else []
     named += [(f"offsets of level {n}", each) for n, each in enumerate(shown.offsets)]
     rows = [
-        (
-            text_cell(name),
-            text_cell(shape(tuple(each.shape))),
-            text_cell(str(each.dtype)),
+        row(
+            name,
+            shape(tuple(each.shape)),
+            str(each.dtype),
             number_cell(float(each.double().min()), f"{float(each.double().min()):.4g}"),
             number_cell(float(each.double().max()), f"{float(each.double().max()):.4g}"),
         )
@@ -163,11 +163,11 @@ def _(shown: FormatDefaults) -> Picture:
 @nodes_of.register
 def _(shown: Conversion) -> tuple[Node, ...]:
     rows = (
-        (
-            text_cell(each.name or "model"),
-            text_cell(each.type),
-            text_cell(shape(each.shape)),
-            text_cell(str(each.gives) if each.gives is not None else f"kept, {each.reason}"),
+        row(
+            each.name or "model",
+            each.type,
+            shape(each.shape),
+            str(each.gives) if each.gives is not None else f"kept, {each.reason}",
             number_cell(each.nbytes[0], size_of(each.nbytes[0])),
             number_cell(each.nbytes[1], size_of(each.nbytes[1])),
             number_cell(None, "") if math.isnan(each.error) else number_cell(each.error, f"{each.error:.4f}"),
@@ -192,8 +192,7 @@ def _(shown: Plan) -> tuple[Node, ...]:
 @nodes_of.register
 def _(shown: SchemeComparison) -> tuple[Node, ...]:
     rows = tuple(
-        (text_cell(each.cells[0]), *(number_cell(None, cell) for cell in each.cells[1:]))
-        for each in shown.schemes
+        row(each.cells[0], *(number_cell(None, cell) for cell in each.cells[1:])) for each in shown.schemes
     )
     drawn = Part("Error over bits", (Figure(picture_of(shown)),), folded=True)
     return (DataTable(HEADS, rows), drawn)
@@ -208,19 +207,17 @@ def _(shown: SchemeComparison) -> Picture:
 @nodes_of.register
 def _(shown: CheckpointPlan) -> tuple[Node, ...]:
     rows = (
-        (
-            text_cell(each.entry.name),
-            text_cell("kept" if each.layer is None else short_scheme(str(each.layer))),
-            text_cell(each.reason),
-            text_cell(each.entry.dtype),
-            text_cell(shape(tuple(each.entry.shape))),
+        row(
+            each.entry.name,
+            "kept" if each.layer is None else short_scheme(str(each.layer)),
+            each.reason,
+            each.entry.dtype,
+            shape(tuple(each.entry.shape)),
         )
         for each in shown.decisions
     )
     found = [*verdicts(shown)] if shown.weights else []
-    engines = (
-        (text_cell(each.engine), text_cell(each.loads.value), text_cell(each.reason)) for each in found
-    )
+    engines = (row(each.engine, each.loads.value, each.reason) for each in found)
     return (
         *_head(shown),
         _folded("Tensors", ("tensor", "becomes", "why", "dtype", "shape"), rows, len(shown.decisions)),
@@ -232,8 +229,8 @@ def _errors(title: str, head: str, found: Iterable[tuple[str, TensorError]]) -> 
     """Return the errors of weights, the largest first."""
     known = sorted(found, key=lambda pair: -pair[1].relative)
     rows = (
-        (
-            text_cell(name),
+        row(
+            name,
             number_cell(error.relative, f"{error.relative:.4f}"),
             number_cell(error.sqnr_db, decibels(error.sqnr_db)),
             number_cell(error.largest, f"{error.largest:.3g}"),
@@ -288,15 +285,19 @@ def _(shown: Verification) -> tuple[Node, ...]:
 @nodes_of.register
 def _(shown: Inspection) -> tuple[Node, ...]:
     dtypes = (
-        (text_cell(each.dtype), number_cell(each.tensors), number_cell(each.values),
-         number_cell(each.nbytes, size_of(each.nbytes)))
+        row(each.dtype, each.tensors, each.values, number_cell(each.nbytes, size_of(each.nbytes)))
         for each in shown.dtypes
-    )  # fmt: skip
+    )
     schemes = (
-        (text_cell(short_scheme(each.scheme)), text_cell(each.method or "unknown"), number_cell(each.layers),
-         number_cell(each.values), number_cell(each.bits_per_value, f"{each.bits_per_value:.3f}"))
+        row(
+            short_scheme(each.scheme),
+            each.method or "unknown",
+            each.layers,
+            each.values,
+            number_cell(each.bits_per_value, f"{each.bits_per_value:.3f}"),
+        )
         for each in shown.schemes
-    )  # fmt: skip
+    )
     return (
         *_head(shown),
         _folded("Dtypes", ("dtype", "tensors", "values", "size"), dtypes, len(shown.dtypes)),

@@ -10,7 +10,7 @@ from ..checkpoint.run.expert_tokens import ExpertTokens, tokens_by_layer
 from ..checkpoint.verify.overview import LayerFacts, Overview
 from ..errors import count, size_of
 from .charts import Area, depth_chart, histogram, treemap
-from .nodes import Cell, DataTable, FactList, Figure, FigureRow, Node, Part, Sentence, number_cell, text_cell
+from .nodes import Cell, DataTable, FactList, Figure, FigureRow, Node, Part, Sentence, number_cell, row
 from .wording import decibels, pattern, shape, share, short_scheme
 
 ROWS = 4000
@@ -118,13 +118,13 @@ def about(run: Overview) -> Iterator[Node]:
 def side_by_side(runs: Sequence[Overview]) -> Iterator[Node]:
     """Yield the nodes about several checkpoints."""
     rows = tuple(
-        (
-            text_cell(run.name),
+        row(
+            run.name,
             number_cell(run.inspection.nbytes, size_of(run.inspection.nbytes)),
             number_cell(run.inspection.bits_per_value, _bits(run.inspection.bits_per_value)),
             number_cell(run.relative, relative(run.relative)),
-            number_cell(len(run.layers)),
-            text_cell(", ".join(dict.fromkeys(short_scheme(each.scheme) for each in run.layers)) or "floats"),
+            len(run.layers),
+            ", ".join(dict.fromkeys(short_scheme(each.scheme) for each in run.layers)) or "floats",
         )
         for run in runs
     )
@@ -156,10 +156,10 @@ def worst_part(layers: Sequence[LayerFacts]) -> Iterator[Node]:
     """Yield the layers with the largest errors, reasons, and keeping costs."""
     known = sorted((e, n) for n, layer in enumerate(layers) if (e := layer.relative))[::-1][:_WORST]
     rows = tuple(
-        (
-            text_cell(layer.module),
+        row(
+            layer.module,
             number_cell(layer.relative, relative(layer.relative)),
-            text_cell(_seen(layer)),
+            _seen(layer),
             number_cell(layer.keeping_bytes, _more(layer.keeping_bytes)),
         )
         for layer in (layers[n] for _, n in known)
@@ -192,9 +192,9 @@ def depth_part(layers: Sequence[LayerFacts]) -> Iterator[Node]:
 def _kinds(layers: Sequence[LayerFacts]) -> Iterator[Node]:
     """Yield sizes and errors of each kind of layer."""
     rows = tuple(
-        (
-            text_cell(kind.name),
-            number_cell(kind.layers),
+        row(
+            kind.name,
+            kind.layers,
             number_cell(kind.nbytes, size_of(kind.nbytes)),
             number_cell(8 * kind.nbytes / max(1, kind.values), _bits(8 * kind.nbytes / max(1, kind.values))),
             number_cell(kind.relative, relative(kind.relative)),
@@ -234,8 +234,8 @@ def _losses(layers: Sequence[LayerFacts]) -> Iterator[Node]:
             f"{count(len(apart), 'layer')}."
         )
         rows = tuple(
-            (
-                text_cell(layer.module),
+            row(
+                layer.module,
                 _number(layer.loss.get("seen")),
                 _number(layer.loss.get("held_out")),
                 _number(layer.loss.get("vectors"), "{:,.0f}"),
@@ -258,11 +258,15 @@ def _number(value: float | None, spelled: str = "{:.4g}") -> Cell:
 def _experts(layers: Sequence[LayerFacts]) -> Iterator[Node]:
     """Yield the calibration tokens per expert of each layer."""
     rows = tuple(
-        (text_cell(each.layer), *(number_cell(n, f"{n:,.12g}") for n in (
-            each.experts, each.fewest, each.median, each.most, each.without
-        )))
+        row(
+            each.layer,
+            *(
+                number_cell(n, f"{n:,.12g}")
+                for n in (each.experts, each.fewest, each.median, each.most, each.without)
+            ),
+        )
         for each in experts_of(layers)
-    )  # fmt: skip
+    )
     if rows:
         heads = ("tokens per expert", "experts", "fewest", "median", "most", "none")
         yield Part("Tokens per expert", (DataTable(heads, rows),))
@@ -295,15 +299,15 @@ def _stays(run: Overview) -> Iterator[Node]:
         tensors, nbytes = reasons.get(each.reason or _UNKNOWN, (0, 0))
         reasons[each.reason or _UNKNOWN] = tensors + each.tensors, nbytes + each.nbytes
     why = tuple(
-        (text_cell(reason), number_cell(tensors), number_cell(nbytes, size_of(nbytes)))
+        row(reason, tensors, number_cell(nbytes, size_of(nbytes)))
         for reason, (tensors, nbytes) in sorted(reasons.items(), key=lambda item: -item[1][1])
     )
     rows = tuple(
-        (
-            text_cell(each.name),
-            text_cell(each.dtype),
-            text_cell(each.reason or _UNKNOWN),
-            number_cell(each.tensors),
+        row(
+            each.name,
+            each.dtype,
+            each.reason or _UNKNOWN,
+            each.tensors,
             number_cell(each.nbytes, size_of(each.nbytes)),
         )
         for each in found[:ROWS]
@@ -349,9 +353,9 @@ def _codes(layers: Sequence[LayerFacts]) -> Iterator[Node]:
         if layer.sample is not None:
             first.setdefault((kind_of(layer.module), layer.scheme), layer)
     rows = tuple(
-        (
-            text_cell(layer.module),
-            text_cell(short_scheme(layer.scheme)),
+        row(
+            layer.module,
+            short_scheme(layer.scheme),
             Cell("", picture=histogram(own.bars, label="codes")),
             number_cell(own.ends, share(own.ends)),
             number_cell(own.zeros, share(own.zeros)),
@@ -389,7 +393,7 @@ def layers_part(runs: Sequence[Overview]) -> Iterator[Node]:
     if len(runs) > 1:
         heads: tuple[str, ...] = ("layer", *(f"{run.name}: error" for run in runs))
         cells: Iterable[tuple[Cell, ...]] = (
-            (text_cell(module), *(_error_cell(layer) for layer in found)) for module, found in rows
+            row(module, *(_error_cell(layer) for layer in found)) for module, found in rows
         )
     else:
         heads = (
@@ -402,14 +406,18 @@ def layers_part(runs: Sequence[Overview]) -> Iterator[Node]:
 
 def _row(layer: LayerFacts) -> tuple[Cell, ...]:
     sqnr = layer.record.get("sqnr_db")
-    return (
-        text_cell(layer.module), text_cell(short_scheme(layer.scheme)), text_cell(layer.method or "unknown"),
-        text_cell(shape(layer.shape)), number_cell(layer.nbytes, size_of(layer.nbytes)),
-        number_cell(layer.bits, _bits(layer.bits)), _error_cell(layer),
+    return row(
+        layer.module,
+        short_scheme(layer.scheme),
+        layer.method or "unknown",
+        shape(layer.shape),
+        number_cell(layer.nbytes, size_of(layer.nbytes)),
+        number_cell(layer.bits, _bits(layer.bits)),
+        _error_cell(layer),
         number_cell(sqnr, "" if sqnr is None else decibels(sqnr)),
         number_cell(layer.clipped, share(layer.clipped)),
-        text_cell(", ".join(reason.partition(":")[0] for reason in layer.reasons)),
-    )  # fmt: skip
+        ", ".join(reason.partition(":")[0] for reason in layer.reasons),
+    )
 
 
 def _made_of(run: Overview) -> Node:
