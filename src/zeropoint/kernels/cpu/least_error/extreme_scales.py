@@ -17,11 +17,11 @@ from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.lane_math import integers
+from ..machine.reductions import any_lane
 from ..machine.tile import NOT_FINITE, fetch_ahead, load
 from ..machine.vector import (
     WHOLE,
     above,
-    any_lane,
     bits_of,
     float16_of_floats,
     floats_of,
@@ -38,14 +38,14 @@ from .lanes import (
     LANES,
     SUPER,
     divided,
-    is_bad,
+    is_nonfinite,
     is_zero,
+    larger_magnitude,
     least_lane,
     magnitudes,
     most_lane,
     negative,
     where,
-    worse,
 )
 from .plain import AFFINE, SYMMETRIC, TERNARY
 from .super_block import ZERO
@@ -81,7 +81,7 @@ def _rounded_down(x: Any, most: Any, wild: Any) -> Any:
 
 @inlined
 def _half_away(x: Any, wild: Any) -> Any:
-    """Return ``x`` rounded half away from zero, as words; wild: any number may come."""
+    """Round half away from zero, to words; wild: any number may come."""
     held = _held(x) if wild else x
     sign = bits_of(held) & words_of(np.uint32(0x80000000))
     return integers(held + values_of(sign | bits_of(floats_of(_BELOW_HALF))))
@@ -100,10 +100,10 @@ def _extremes(group: Any, size: Any, room: Any, ends: Any) -> Any:
         low = high = load_lanes(room, ZERO)
         for i in range(ZERO, size, LANES):
             number = load_lanes(room, i)
-            worst = worse(worst, number)
+            worst = larger_magnitude(worst, number)
             low, high = smaller(number, low), larger(number, high)
         ends[_LOW + block], ends[_VALUE + block] = least_lane(low), most_lane(high)
-    return BAD_VALUE if is_bad(worst) else OK
+    return BAD_VALUE if is_nonfinite(worst) else OK
 
 
 @device
