@@ -101,7 +101,7 @@ def number_cell(value: float | None, text: str | None = None) -> Cell:
 
 
 def row(*values: str | float | Cell | None) -> tuple[Cell, ...]:
-    """Return the cells of a row of a table, of texts and numbers."""
+    """Return the cells of a row of texts and numbers."""
     cells = (Cell(value) if isinstance(value, str) else value for value in values)
     return tuple(cell if isinstance(cell, Cell) else number_cell(cell) for cell in cells)
 
