@@ -123,7 +123,7 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
         problem=problem_of(animal, folder, column, dtype), verdict=verdict,
         refused=refusal(plan) is not None, option=option, named=bool(animal.include),
         kept=tuple(dict.fromkeys(d.reason for d in plan.unfit)),
-        experts=tuple(dict.fromkeys(w.origin.entry.name for w in plan.weights if is_expert(w.module))),
+        experts=tuple(dict.fromkeys(w.reader.entry.name for w in plan.weights if is_expert(w.module))),
     )  # fmt: skip
 
 

@@ -128,15 +128,14 @@ class _Reading(Task):
         with _files(self.of) as files:
             for start in range(0, self.of.shape[0], self._rows):
                 count = min(self._rows, self.of.shape[0] - start)
-                first = self.of.first + start * self.of.step
-                yield start, self.of.origin.read(files, first, count, buffer, step=self.of.step)
+                yield start, self.of.reader.read(files, start, count, buffer)
 
 
 class _Scan(_Reading):
     """Find the extremes of a weight."""
 
     def __init__(self, to: Placement, limits: Limits) -> None:
-        super().__init__(to, limits, value_bytes=2 * to.value_bytes, alignment=to.origin.alignment)
+        super().__init__(to, limits, value_bytes=2 * to.value_bytes, alignment=to.reader.alignment)
         self.found = (math.nan, math.nan)
 
     def run(self, scratch: Scratch) -> None:
@@ -151,7 +150,7 @@ class _Measure(_Reading):
         self, module: str, ways: Sequence[Measured], extremes: _Extremes, limits: Limits,
         importance: Weights | None,
     ) -> None:  # fmt: skip
-        alignments = [ways[0].to.origin.alignment, *(_alignment(way.to) for way in ways)]
+        alignments = [ways[0].to.reader.alignment, *(_alignment(way.to) for way in ways)]
         # Each candidate's codes and temporaries are gone before the next; the errors in float64 are not.
         value_bytes = max(way.to.value_bytes for way in ways) + 16
         super().__init__(ways[0].to, limits, value_bytes=value_bytes, alignment=math.lcm(*alignments))
@@ -265,7 +264,7 @@ def _set(plan: CheckpointPlan, to: Placement) -> tuple[int, str]:
 def _files(to: Placement) -> Iterator[Mapping[Place, OpenFile]]:
     with ExitStack() as stack:
         files = {}
-        for place in to.origin.files:
+        for place in to.reader.files:
             files[place] = open_file(place)
             stack.callback(files[place].close)
         yield files

@@ -32,8 +32,8 @@ from ..plan.additions import plan_with, with_trained
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import shard_fields
 from ..plan.limits import Limits
-from ..plan.origin import NewTensor
 from ..plan.rotated import rotated_floats, saved_rotation
+from ..plan.row_reader import NewTensor
 from ..read.decoding import read_rows
 from ..read.quantized_layers import StoredLayer, configuration
 from ..read.source import Source

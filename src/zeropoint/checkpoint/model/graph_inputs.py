@@ -15,8 +15,8 @@ from ...params import QuantizationParams
 from ...progress import counted
 from ...stats import MinMax, Observer
 from ..plan.limits import Limits
-from ..plan.origin import NewTensor
 from ..plan.placement import Placement
+from ..plan.row_reader import NewTensor
 from ..read.source import Source
 from .data_files import TEXT_OF_IDS, read_tensors
 from .tokens import Windows

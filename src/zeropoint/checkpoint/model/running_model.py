@@ -301,11 +301,11 @@ class _Weights:
     def _read(self, name: str) -> torch.Tensor:
         """Return a tensor of the checkpoint, decoded where it holds codes."""
         entry = self._floats.source.entries[name]
-        origin = self._floats.origin(entry)
-        if origin.copied:
+        reader = self._floats.reader(entry)
+        if reader.copied:
             return read_tensor(entry, self._files)
-        count = math.prod(entry.shape) // max(1, origin.width)
-        return origin.read_as_written(self._files, 0, count, bytearray(entry.nbytes)).reshape(entry.shape)
+        count = math.prod(entry.shape) // max(1, reader.width)
+        return reader.read_as_written(self._files, 0, count, bytearray(entry.nbytes)).reshape(entry.shape)
 
 
 @contextmanager

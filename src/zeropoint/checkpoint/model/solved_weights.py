@@ -281,7 +281,7 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
 
 def _in_file(weight: Placement, index: torch.Tensor) -> torch.Tensor:
     """Return row numbers in the order of the output's layout."""
-    order = None if weight.origin.form is None else weight.origin.form.rows
+    order = weight.reader.form.rows
     return index if order is None else index[order.model_rows(torch.arange(len(index)))]
 
 

@@ -17,7 +17,8 @@ from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
 from .carried_scales import NOTHING, Replacements
 from .float_view import Floats
-from .origin import Origin
+from .folded import Folded
+from .row_reader import RowReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +34,10 @@ class Actions:
     floats: Floats
     decisions: Sequence[TensorDecision]
     staying: tuple[TensorDecision, ...]
-    restored: tuple[Origin, ...]
+    restored: tuple[RowReader, ...]
     kept: Sequence[TensorEntry]
     copies: Mapping[str, str]
-    added: tuple[Origin, ...] = ()
+    added: tuple[RowReader, ...] = ()
     mixture: str | None = None
 
     @staticmethod
@@ -50,24 +51,24 @@ class Actions:
         anew are written as floats. more: what is written besides, and in
         the place of what.
         """
-        origins, entries = floats.origins, floats.source.entries
+        readers, entries = floats.readers, floats.source.entries
         held, folded = list[TensorDecision](), list[TensorDecision]()
         plain, copies = array("I"), dict[str, str]()
         for number, decision in enumerate(decisions):
             name = decision.entry.name
             if decision.quantized:
                 continue
-            if name in origins:
-                (held if origins[name].layer is not None else folded).append(decision)
+            if name in readers:
+                (held if readers[name].layer is not None else folded).append(decision)
             elif name in tied:
                 copies[name] = tied[name]
             elif name not in more.gone:
                 plain.append(number)
         staying = () if every else tuple(held)
-        codes = [entry for d in staying for entry in origins[d.entry.name].stored]
+        codes = [entry for d in staying for entry in readers[d.entry.name].quantized_tensors]
         alone = not any(d.quantized for d in decisions)
         restored = (*folded, *held) if every else folded
-        words = {d.entry.name: _folded(origins[d.entry.name]) for d in folded}
+        words = {d.entry.name: _change(readers[d.entry.name]) for d in folded}
         words |= {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
         said = (
             replace(d, reason=more.gone[d.entry.name])
@@ -78,7 +79,7 @@ class Actions:
         return Actions(
             floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
             added=more.added,
-            restored=tuple(origins[d.entry.name] for d in restored),
+            restored=tuple(readers[d.entry.name] for d in restored),
             kept=LazySequence(
                 len(plain) + len(codes),
                 lambda n: entries.at(plain[n]) if n < len(plain) else codes[n - len(plain)],
@@ -86,13 +87,13 @@ class Actions:
         )  # fmt: skip
 
     @staticmethod
-    def copying(floats: Floats, added: Sequence[Origin]) -> Actions:
+    def copying(floats: Floats, added: Sequence[RowReader]) -> Actions:
         """Return the actions that copy all tensors of ``floats`` and add some.
 
         added: takes the place of the tensor of its name, where there is one.
         """
         entries = floats.source.entries
-        new = {origin.entry.name for origin in added}
+        new = {reader.entry.name for reader in added}
         said = (
             TensorDecision(
                 entry=entry, layer=None, why=Why.DEFAULT,
@@ -113,7 +114,7 @@ class Actions:
 
     def rewrite(self, codec: Codec) -> bool:
         """Return whether all quantized weights keep the layout that they have."""
-        layers = ((self.floats.origin(entry).layer, to) for entry, to, _ in self.quantized)
+        layers = ((self.floats.reader(entry).layer, to) for entry, to, _ in self.quantized)
         same = (was is not None and (was.codec, was.layer.layout) == (codec, to.layout) for was, to in layers)
         return not self.restored and not self._moved(codec) and all(same)
 
@@ -148,16 +149,16 @@ class Actions:
             f"{printable(head)} is left out: config.json ties it to {printable(embedding)}, which is the same"
             for head, embedding in self.copies.items()
         ]
-        carried = {origin.entry.name.rpartition(".")[0] for origin in self.added}
-        scaled = (origin for e, _, _ in self.quantized if (origin := self.floats.origin(e)).input_scales)
+        carried = {reader.entry.name.rpartition(".")[0] for reader in self.added}
+        scaled = (reader for e, _, _ in self.quantized if (reader := self.floats.reader(e)).input_scales)
         left = (
-            origin
-            for origin in scaled
+            reader
+            for reader in scaled
             if carried.isdisjoint(
-                matrix.module for matrix in matrices(self.floats.source.entries[origin.entry.name])
+                matrix.module for matrix in matrices(self.floats.source.entries[reader.entry.name])
             )
         )
-        gone = [s.name for origin in itertools.chain(left, self.restored) for s in origin.input_scales]
+        gone = [s.name for reader in itertools.chain(left, self.restored) for s in reader.input_scales]
         if gone:
             notes.append(f"{len(gone)} scales of quantized inputs are left out, such as {printable(gone[0])}")
         if self.staying:
@@ -166,9 +167,9 @@ class Actions:
         return notes
 
 
-def _folded(origin: Origin) -> str:
+def _change(reader: RowReader) -> str:
     """Return the description of a change to a tensor of floats."""
-    return "gathered" if origin.folded is None else origin.folded.action
+    return reader.fold.action if isinstance(reader, Folded) else "gathered"
 
 
 def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> TensorDecision:

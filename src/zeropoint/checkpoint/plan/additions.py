@@ -26,8 +26,8 @@ from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, graph_texts, index_name, index_text, readable
 from .float_view import Floats
 from .limits import Limits
-from .origin import NewTensor
 from .placements import Placements
+from .row_reader import NewTensor
 from .texts import Text
 
 
@@ -40,8 +40,8 @@ def plan_with(
     ``codec`` claims the files of the source. added: they replace tensors of
     their names. texts: files whose content differs from the source's, by name. notes: for the report.
     """
-    floats = Floats(source=source, origins={}, config=None)
-    actions = Actions.copying(floats, [tensor.origin for tensor in added])
+    floats = Floats(source=source, readers={}, config=None)
+    actions = Actions.copying(floats, [tensor.reader for tensor in added])
     placements = Placements(source, actions, codec)
     texts = {index_name(source): Text.of(index_text(placements)), **texts}
     companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
@@ -61,13 +61,13 @@ def with_trained(plan: CheckpointPlan, modules: Collection[str]) -> CheckpointPl
 
 def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPlan:
     """Return ``plan`` with tensors added to those that it writes."""
-    origins = [tensor.origin for tensor in added]
-    placements = plan.placements.with_added(origins)
+    readers = [tensor.reader for tensor in added]
+    placements = plan.placements.with_added(readers)
     name = index_name(plan.source)
     texts = {name: Text.of(index_text(placements))} if name in plan.texts else {}
     texts |= graph_texts(plan.source, plan.decisions, placements, plan.codec)
     return replace(
-        plan, placements=placements, texts={**plan.texts, **texts}, limits=plan.limits.reserve(origins)
+        plan, placements=placements, texts={**plan.texts, **texts}, limits=plan.limits.reserve(readers)
     )
 
 

@@ -381,7 +381,7 @@ def _floats(source: Source, selection: Selection) -> Floats:
     if selection.dequantize is DequantizePolicy.NONE:
         return unquantized(source)
     floats = as_floats(source, dtype=None if selection.floats is None else TORCH_DTYPES[selection.floats])
-    if selection.dequantize.converts and not floats.origins:
+    if selection.dequantize.converts and not floats.readers:
         raise CheckpointError(f"{shown(source.root)} holds no codes to convert; use zeropoint quantize")
     return floats
 

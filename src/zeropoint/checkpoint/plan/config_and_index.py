@@ -69,7 +69,7 @@ def graph_texts(
     """Return the result's graph with its tensors' places, if it has one."""
     if not CONTAINERS[codec.container].has_graph:
         return {}
-    floats = Floats(source=source, origins={}, config=None)
+    floats = Floats(source=source, readers={}, config=None)
     documents = _config(floats, decisions, placements, codec, staying=())
     return {name: Text.of(each) for name, each in documents.files.items() if isinstance(each, bytes)}
 

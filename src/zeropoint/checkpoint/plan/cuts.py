@@ -85,5 +85,5 @@ def _height(item: Placement) -> int:
         return item.shape[0]
     cut = weight.granularity.grid(item.shape)[0] > 1
     block = weight.granularity.block_shape(item.shape)[0] if cut else 1
-    least = math.lcm(block, item.origin.alignment, item.code_rows, *(spec.across[1] for spec in specs))
+    least = math.lcm(block, item.reader.alignment, item.code_rows, *(spec.across[1] for spec in specs))
     return min(least, item.shape[0])

@@ -32,7 +32,7 @@ def layer_data(
     if known is not None:
         q = QuantizedTensor.load(known.path)
         return LayerData(solved=q, mean=_mean_of(q) if weight.layer.codec.needs_mean(weight.layer) else None)
-    columns = None if weight.origin.form is None else weight.origin.form.columns
+    columns = weight.reader.form.columns
     statistics = plan.statistics.get(weight.module, {})
     if columns is not None:
         statistics = {name: _in_order(found, columns) for name, found in statistics.items()}

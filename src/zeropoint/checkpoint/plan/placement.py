@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +11,11 @@ import torch
 from ...codecs.protocol import COLUMNS, ROWS, LayerScheme, TensorSpec
 from ...methods import NEAREST, OF_CODES, Scope, method_named
 from ...tensor import QuantizedTensor
-from ..read.storage import OpenFile, Place
+from ..read.storage import Place
 from ..read.tensor_entries import TensorEntry
-from .code_columns import columns_alignment, read_code_columns
+from .decoded import columns_alignment
 from .limits import value_bytes
-from .origin import Origin
-
-Files = Mapping[Place, OpenFile]
+from .row_reader import Files, RowReader, Stored, numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,29 +35,26 @@ class Placement:
 
     It is quantized, written as floats, or copied. module: the module of a matrix that is quantized, else the
     name of the tensor or file. shape: rows and columns; of a copy, its bytes and 1. outputs: what it becomes,
-    one tensor unless it is quantized. to: what it is quantized to, or None. first, step: row i is row
-    ``first + i * step`` of the origin. share: name of the set
-    whose members take one tensor scale together, or None. method: name of the method that quantizes it.
+    one tensor unless it is quantized. to: what it is quantized to, or None. share: name of the set whose
+    members take one tensor scale together, or None. method: name of the method that quantizes it.
     """
 
     module: str
-    origin: Origin
+    reader: RowReader
     shape: tuple[int, int]
     outputs: tuple[Placed, ...]
     to: LayerScheme | None = None
-    first: int = 0
-    step: int = 1
     share: str | None = None
     method: str = NEAREST
 
     @staticmethod
-    def written(origin: Origin, placed: Placed) -> Placement:
-        """Return the placement that writes ``origin`` unquantized: floats or bytes."""
+    def written(reader: RowReader, placed: Placed) -> Placement:
+        """Return the placement that writes ``reader`` unquantized: floats or bytes."""
         values, columns = (
-            (placed.nbytes, 1) if origin.copied else (math.prod(origin.entry.shape), origin.width)
+            (placed.nbytes, 1) if reader.copied else (math.prod(reader.entry.shape), reader.width)
         )
         return Placement(
-            module=placed.name, origin=origin, shape=(values // max(1, columns), columns), outputs=(placed,)
+            module=placed.name, reader=reader, shape=(values // max(1, columns), columns), outputs=(placed,)
         )
 
     @staticmethod
@@ -68,7 +63,7 @@ class Placement:
         spec = TensorSpec(suffix="", dtype="U8", shape=(size,))
         placed = Placed(name=name, spec=spec, shard=name, begin=0, nbytes=size)
         entry = TensorEntry(name=name, dtype="U8", shape=(size,), begin=0, nbytes=size, file=place)
-        return Placement.written(Origin(entry=entry), placed)
+        return Placement.written(Stored(entry=entry), placed)
 
     @property
     def layer(self) -> LayerScheme:
@@ -79,32 +74,36 @@ class Placement:
     @property
     def copied(self) -> bool:
         """Whether its bytes are taken as they are."""
-        return self.to is None and self.origin.copied
+        return self.to is None and self.reader.copied
 
     @property
     def stamps(self) -> tuple[str, ...]:
         """Names under which the stamps of its source files are kept."""
         # No tensor begins where its file does.
         whole = self.copied and self.source.begin == 0
-        return (self.module,) if whole else tuple(place.name for place in self.origin.files)
+        return (self.module,) if whole else tuple(place.name for place in self.reader.files)
 
     @property
     def kind(self) -> Hashable:
         """Key of placements with equal tile costs."""
-        old, new, like = self.origin.layer, self.to, (self.shape, self.dtype, self.method)
-        form = self.origin.form
-        order = None if form is None else form.columns
-        return like, new and new.weight, old and (old.weight, old.dtype), self.origin.block_rows, order
+        old, new, like = self.reader.layer, self.to, (self.shape, self.dtype, self.method)
+        return (
+            like,
+            new and new.weight,
+            old and (old.weight, old.dtype),
+            self.reader.block_rows,
+            self.reader.form.columns,
+        )
 
     @property
     def source(self) -> TensorEntry:
         """The tensor of the source that holds it, as floats."""
-        return self.origin.entry
+        return self.reader.entry
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of its numbers."""
-        return self.origin.dtype
+        return self.reader.dtype
 
     @property
     def axis(self) -> int:
@@ -130,53 +129,45 @@ class Placement:
     def value_bytes(self) -> int:
         """Memory that each number of a tile takes."""
         if self.to is None:
-            return self.origin.value_bytes
-        skipped = (self.step - 1) * self.origin.value_bytes
+            return self.reader.value_bytes
         part = self.layer.codec.with_mean(self.layer, 0.0).weight
         quantizing = value_bytes(part, self.dtype) + method_named(self.method).value_bytes(part)
-        return quantizing + self.origin.value_bytes - self.dtype.itemsize + skipped
+        return quantizing + self.reader.value_bytes - self.dtype.itemsize
 
     @property
     def alignment(self) -> int:
         """Row or column multiple at which parts are processed and written alone."""
         if self.to is None:
-            return self.origin.written_alignment
-        own, layer = self.layer.codec.alignment(self.layer, self.shape), self.origin.layer
+            return self.reader.written_alignment
+        own, layer = self.layer.codec.alignment(self.layer, self.shape), self.reader.layer
         if self.of_codes and self.axis == COLUMNS and layer is not None and layer.experts is None:
             return math.lcm(own, columns_alignment(layer))
         scope = method_named(self.method).scope(self.layer.weight)
         if scope is not Scope.BLOCKS and (scope is not Scope.ROWS or self.axis != ROWS):
             return max(1, self.extent)
-        return math.lcm(own, self.origin.alignment, self.code_rows) if self.axis == ROWS else own
+        return math.lcm(own, self.reader.alignment, self.code_rows) if self.axis == ROWS else own
 
     @property
     def of_codes(self) -> bool:
-        """Whether it converts codes of its origin instead of quantizing floats."""
-        return self.method in OF_CODES and self.origin.layer is not None
+        """Whether it converts codes of its reader instead of quantizing floats."""
+        return self.method in OF_CODES and self.reader.layer is not None
 
     @property
     def code_rows(self) -> int:
         """Rows of the blocks of the codes that it is made of."""
-        layer = self.origin.layer
+        layer = self.reader.layer
         if layer is None or not self.of_codes or layer.codec.axis(layer.layer) != ROWS:
             return 1
         return layer.codec.alignment(layer.layer, layer.shape)
 
     def codes(self, files: Files, rows: range, columns: range) -> QuantizedTensor:
-        """Return some rows and columns in the codes of the origin."""
-        every = self._of_origin(rows)
+        """Return some rows and columns in the codes of its reader."""
         if len(columns) == self.shape[1]:
-            return self.origin.codes(files, every)
-        return read_code_columns(self.origin, files, every, (columns.start, len(columns)))
+            return self.reader.codes(files, numbers(rows))
+        return self.reader.code_columns(files, rows, (columns.start, len(columns)))
 
     def read(self, files: Files, rows: range, columns: range, buffer: bytearray) -> torch.Tensor:
         """Return the floats of some rows and columns, in ``buffer``."""
-        every = self._of_origin(rows)
         if len(columns) == self.shape[1]:
-            return self.origin.read(files, every.start, len(every), buffer, step=self.step)
-        return self.origin.read_columns(files, every, (columns.start, len(columns)), buffer)
-
-    def _of_origin(self, rows: range) -> range:
-        """Return the numbers that rows have in the origin."""
-        first = self.first + rows.start * self.step
-        return range(first, first + len(rows) * self.step, self.step)
+            return self.reader.read(files, rows.start, len(rows), buffer)
+        return self.reader.read_columns(files, rows, (columns.start, len(columns)), buffer)

@@ -32,9 +32,10 @@ from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .file_heads import model_files
 from .joined_rows import FiledTensor, joined_rows
-from .origin import Origin
 from .output_shards import OutputShard, without_gaps
 from .placement import Placed, Placement
+from .row_changes import in_form, in_model_form, matrix_rows
+from .row_reader import RowReader, Stored
 from .texts import Text
 
 
@@ -52,7 +53,7 @@ class Placements:
         files = self._container.files(source.shards)
         self._actions, self._entries = actions, actions.floats.source.entries
         self._of, self._weight = (source, codec), functools.lru_cache(_RECENT)(self._make_weight)
-        self._origins = (*actions.restored, *actions.added)
+        self._readers = (*actions.restored, *actions.added)
         self._shards = tuple(dict.fromkeys(files))
         self.layers: tuple[LayerScheme, ...] = tuple(
             dict.fromkeys(layer for _, layer, _ in actions.quantized)
@@ -66,7 +67,7 @@ class Placements:
         self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
         self._begins = array("q", [0]) * len(self._kind)
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
-        kept, self._base = len(actions.kept), len(actions.kept) + len(self._origins)
+        kept, self._base = len(actions.kept), len(actions.kept) + len(self._readers)
         renamed = self._gather()
         self.all: Sequence[Placement] = LazySequence(self._base + len(self._entry), self._placement)
         self.kept: Sequence[Placement] = LazySequence(kept, self._written)
@@ -99,7 +100,7 @@ class Placements:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def with_added(self, added: Sequence[Origin]) -> Placements:
+    def with_added(self, added: Sequence[RowReader]) -> Placements:
         """Return the placements with some more added tensors."""
         source, codec = self._of
         return Placements(source, replace(self._actions, added=(*self._actions.added, *added)), codec)
@@ -151,8 +152,8 @@ class Placements:
     def _draft(self, shards: Mapping[str, int]) -> None:
         """Lay down all tensors in columns."""
         actions = self._actions
-        for number in range(len(actions.kept) + len(self._origins)):
-            entry = self._origin(number).entry
+        for number in range(len(actions.kept) + len(self._readers)):
+            entry = self._reader(number).entry
             # Its dtype may be one that torch has not.
             self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
         numbers = {layer: n for n, layer in enumerate(self.layers)}
@@ -198,22 +199,25 @@ class Placements:
     def _placement(self, number: int) -> Placement:
         return self._written(number) if number < self._base else self._weight(number - self._base)
 
-    def _origin(self, number: int) -> Origin:
-        """Return the origin of floats or bytes that are written without quantization."""
+    def _reader(self, number: int) -> RowReader:
+        """Return the reader of floats or bytes that are written without quantization."""
         kept = self._actions.kept
-        origin = Origin(entry=kept[number]) if number < len(kept) else self._origins[number - len(kept)]
-        return self._formed(origin, origin.entry.name)
+        if number < len(kept):
+            reader = in_model_form(Stored(entry=kept[number]))
+        else:
+            reader = self._readers[number - len(kept)]
+        return self._formed(reader, reader.entry.name)
 
-    def _formed(self, origin: Origin, name: str) -> Origin:
-        """Return an origin in its file form, by the tensor's name."""
-        form = self._form(name, origin.entry.shape)
-        return origin if form is None else origin.in_form(form)
+    def _formed(self, reader: RowReader, name: str) -> RowReader:
+        """Return a reader of rows in their file form, by the tensor's name."""
+        form = self._form(name, reader.entry.shape)
+        return reader if form is None else in_form(reader, form)
 
     def _form(self, name: str, shape: tuple[int, ...]) -> StoredForm | None:
         return self._codec.model_format.stored_form(name, shape, self._config)
 
     def _written(self, number: int) -> Placement:
-        return Placement.written(self._origin(number), self.at(number))
+        return Placement.written(self._reader(number), self.at(number))
 
     def _make_weight(self, number: int) -> Placement:
         entry, layer = self._entries.at(self._entry[number]), self.layers[self._layer[number]]
@@ -223,9 +227,8 @@ class Placements:
         name = entry.name if self._matrix[number] < 0 else f"{matrix.module}{WEIGHT}"
         return Placement(
             module=matrix.module,
-            origin=self._formed(self._actions.floats.origin(entry), name),
+            reader=matrix_rows(self._formed(self._actions.floats.reader(entry), name), matrix),
             shape=matrix.shape, to=layer, outputs=tuple(map(self.at, range(first, end))),
-            first=matrix.first, step=matrix.step,
             share=shared_scale_set(matrix.module) if self._shares[number] else None,
             method=self._methods[self._method[number]],
         )  # fmt: skip
@@ -233,7 +236,7 @@ class Placements:
     def _name(self, number: int) -> str:
         at = self._owner(number) - self._base
         if at < 0:
-            return self._origin(number).entry.name
+            return self._reader(number).entry.name
         layer, suffix = self.layers[self._layer[at]], self._specs[self._kind[number]].suffix
         return layer.codec.tensor_name(self.module(at), suffix)
 
@@ -285,7 +288,7 @@ class Placements:
         if not self._container.keeps_order or self._of[0].container is not self._container:
             return self._container.order(self._specs[self._kind[number]].dtype)
         at = self._owner(number) - self._base
-        found = self._entries.number(self._origin(number).entry.name) if at < 0 else self._entry[at]
+        found = self._entries.number(self._reader(number).entry.name) if at < 0 else self._entry[at]
         return len(self._entries) if found is None else found
 
     def _spec_bytes(self, spec: TensorSpec) -> int:

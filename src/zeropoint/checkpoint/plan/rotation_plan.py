@@ -47,8 +47,8 @@ def rotation_plan(
     decisions = (_decision(entry, stream, dtype) for entry in before.entries.values())
     actions = Actions(
         floats=floats, decisions=compact(before.entries, decisions), staying=(), copies={},
-        restored=tuple(floats.origins.values()),
-        kept=[entry for entry in floats.source.entries.values() if entry.name not in floats.origins],
+        restored=tuple(floats.readers.values()),
+        kept=[entry for entry in floats.source.entries.values() if entry.name not in floats.readers],
     )  # fmt: skip
     placements = Placements(source, actions, codec)
     limits = limits.reserve(before.entries, placements.by_name)

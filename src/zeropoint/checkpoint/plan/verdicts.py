@@ -95,7 +95,7 @@ def facts_of(plan: CheckpointPlan) -> Facts:
 def _single_experts(plan: CheckpointPlan) -> bool:
     """Return whether transformers never joins the split experts of a plan."""
     config = plan.source.config or {}
-    apart = next((w for w in plan.weights if w.module != module_of(w.origin.entry.name)), None)
+    apart = next((w for w in plan.weights if w.module != module_of(w.reader.entry.name)), None)
     if apart is None or not is_installed() or splits_experts(config):
         return False
     return all(map(is_expert, loaded_parameters(f"{apart.module}.weight", config)))

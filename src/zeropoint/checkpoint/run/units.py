@@ -140,10 +140,10 @@ class Units(Sequence[Unit]):
         shard = {name: number for number, name in enumerate(self._plan.source.shards)}
         columns = files, begins, rows = array("I"), array("q"), array("q")
         for item in self._plan.placements.all:
-            name, begin = item.origin.place
+            name, begin, first = item.reader.place
             files.append(shard[name])
             begins.append(begin)
-            rows.append(item.first)
+            rows.append(first)
         return ordered(range(len(files)), lambda number: tuple(column[number] for column in columns))
 
     def _cut(self, number: int, item: Placement) -> None:

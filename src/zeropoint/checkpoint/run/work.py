@@ -36,8 +36,10 @@ from ...tensor import QuantizedTensor
 from ..measure.tensor_error import TensorError, exact_sum, measure
 from ..measure.tiles import Scratch, extremes_of, scales_in, widest
 from ..plan.cuts import Tile, tile_shape, tiles
+from ..plan.decoded import read_groups
 from ..plan.limits import Limits
-from ..plan.placement import Files, Placed, Placement
+from ..plan.placement import Placed, Placement
+from ..plan.row_reader import Files, Literal
 from ..read.storage import OpenFile, open_file, shown
 from .directory import Partials, copy_range, write_at
 from .unit_results import Hashes, ScanResult, UnitResult
@@ -102,8 +104,8 @@ def process(
     or written.
     """
     with _opened(unit) as files, partials.open(unit.file) as target:
-        if unit.placement.origin.data is not None:
-            return _add(unit, unit.placement.origin.data, target)
+        if isinstance(unit.placement.reader, Literal):
+            return _add(unit, unit.placement.reader.data, target)
         if unit.placement.copied:
             return _copy(unit, files[unit.placement.source.file], target, scratch.buffer)
         placed = {placed.name: placed for placed in unit.placement.outputs}
@@ -167,9 +169,10 @@ def _quantize_tile(
     x, codes = _read(weight, files, tile, scratch.buffer)
     layer = weight.layer if data.mean is None else weight.layer.codec.with_mean(weight.layer, data.mean)
     codec, index, given = layer.codec, group_index(layer), x
-    order = {} if index is None else {index: weight.origin.groups(files)}
-    if index is not None and codes is not None:
-        codes = in_groups(codes, weight.origin.stored_scheme, order[index])
+    stored = weight.reader.layer
+    order = {} if index is None or stored is None else {index: read_groups(stored, files)}
+    if index is not None and stored is not None and codes is not None:
+        codes = in_groups(codes, stored.weight, order[index])
         given = codes.dequantize(torch.float32)
     try:
         method = unrotated(method_named(weight.method))
@@ -219,14 +222,14 @@ def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -
 
 def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writer: _Writer) -> None:
     """Write some rows as floats; raises NonFiniteError for NaN and Inf."""
-    origin = unit.placement.origin
-    x = origin.read_as_written(files, rows.start, len(rows), buffer)
+    reader = unit.placement.reader
+    x = reader.read_as_written(files, rows.start, len(rows), buffer)
     bad = ~torch.isfinite(x)
     if bool(bad.any()):
         row, column = torch.nonzero(bad)[0].tolist()
-        facts = f"{shown(origin.entry.file.name)}, {origin.entry.dtype}, shape {list(origin.entry.shape)}"
+        facts = f"{shown(reader.entry.file.name)}, {reader.entry.dtype}, shape {list(reader.entry.shape)}"
         raise NonFiniteError(
-            f"tensor {printable(origin.entry.name)} ({facts}) decodes to non-finite values, first at "
+            f"tensor {printable(reader.entry.name)} ({facts}) decodes to non-finite values, first at "
             f"row {rows.start + row}, column {column} ({float(x[row, column])}); pass the original checkpoint"
         )
     writer.write(x)
@@ -263,7 +266,7 @@ def _opened(unit: Unit) -> Iterator[Files]:
     """Open a unit's sources for the block only, sparing file descriptors."""
     with contextlib.ExitStack() as stack:
         files = {}
-        for place in unit.placement.origin.files:
+        for place in unit.placement.reader.files:
             files[place] = open_file(place)
             stack.callback(files[place].close)
         yield files
@@ -274,7 +277,7 @@ def _named(
 ) -> ZeropointError:
     """Return an error with the tensor's name and its first non-finite value."""
     source = weight.source
-    layer = weight.origin.layer
+    layer = weight.reader.layer
     held = source.dtype if layer is None else layer.weight
     facts = f"{shown(source.file.name)}, {held}, shape {list(source.shape)}"
     place = f"tensor {printable(source.name)} ({facts})"

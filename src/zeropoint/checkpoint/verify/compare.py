@@ -56,7 +56,7 @@ class Compared:
         Integers and floats that both sides kept have no error, and their squares would hide others' errors.
         """
         a, b = self.pair.held_by
-        quantized = a != b and any(w.origin.layer is not None for w in (self.pair.a, self.pair.b))
+        quantized = a != b and any(w.layer is not None for w in (self.pair.a, self.pair.b))
         return self.pair.dtype is not torch.int64 and (quantized or self.equality.unequal > 0)
 
 
@@ -243,7 +243,7 @@ class _Part(Check):
     def __init__(self, number: int, pair: Pair, rows: range, of: int, files: OpenFiles) -> None:
         super().__init__(pair.name, sum(_nbytes(pair, len(rows))))
         self.number, self.pair, self.rows, self.of = number, pair, rows, of
-        self.files = {file: files[file] for w in (pair.a, pair.b) for file in w.origin.files}
+        self.files = {file: files[file] for w in (pair.a, pair.b) for file in w.files}
         self.found: tuple[Equality, TensorError] | None = None
 
     def run(self, scratch: Scratch) -> None:
@@ -271,8 +271,8 @@ def _nbytes(pair: Pair, rows: int) -> tuple[int, ...]:
 def _step(pair: Pair, limits: Limits) -> int:
     """Return the rows of a part; raises CheckpointError below one."""
     height, columns = pair.shape
-    alignment = max(1, min(height, max(weight.origin.alignment for weight in (pair.a, pair.b))))
-    cost = sum(weight.origin.value_bytes for weight in (pair.a, pair.b)) + _TEMPORARY_BYTES
+    alignment = max(1, min(height, max(weight.alignment for weight in (pair.a, pair.b))))
+    cost = sum(weight.value_bytes for weight in (pair.a, pair.b)) + _TEMPORARY_BYTES
     return limits.rows(columns, alignment, cost)
 
 

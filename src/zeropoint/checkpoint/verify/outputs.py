@@ -127,7 +127,7 @@ def _wrong(
     rows, columns = layer.shape
     q = read_rows(layer, _opened(layer, files), 0, rows)
     buffer = bytearray(rows * weight.row_bytes)
-    x = weight.read({file: files[file] for file in weight.origin.files}, 0, rows, buffer).to(q.dtype)
+    x = weight.read({file: files[file] for file in weight.files}, 0, rows, buffer).to(q.dtype)
     assert x.shape == (rows, columns)
     error, over = proven(x, q, gram)
     for name, ours, theirs in (

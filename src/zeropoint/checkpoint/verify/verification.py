@@ -276,7 +276,7 @@ def _structure(stored: StoredLayers, original: Original) -> list[Problem]:
         if weight is None:
             problems.append(Problem(where=layer.module, what="the original has no such weight of its shape"))
         else:
-            accounts.add(weight.origin.entry.name, split=layer.experts is None)
+            accounts.add(weight.entry.name, split=layer.experts is None)
     problems += layer_problems(stored, accounts)
     return problems + kept_problems(
         stored, original, accounts, needless=lambda name: is_extra_scale(name, stored)
