@@ -21,9 +21,9 @@ from torch import nn
 
 import zeropoint as zp
 from zeropoint.architectures import is_expert, splits_experts
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.verdicts import Verdict, refusal, verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run

@@ -15,10 +15,10 @@ from tests.checkpoint.written import dequantized, save
 from tests.peers import Peer, transformers
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.plan.verdicts import require_loadable
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run import units

@@ -14,12 +14,12 @@ from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
 from zeropoint import plan_checkpoint, quantize_checkpoint
-from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.cli.app import app

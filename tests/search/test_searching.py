@@ -18,9 +18,9 @@ from tests.cli.checkpoints import write_llama
 from tests.oracles import synthetic_llama
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.measure.tensor_error import exact_sum
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify

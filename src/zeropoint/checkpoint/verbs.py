@@ -27,9 +27,6 @@ from .call_options import (
     planned,
     selection_of,
 )
-from .choose.recipe import KEEP
-from .choose.requests import codec_for
-from .choose.selection import FLOATS, DequantizePolicy, Selection
 from .model.cache_scales import with_cache_scales
 from .model.distillation import Distillation, copying, distilled
 from .model.gathered_statistics import StatisticsResult, gathered, merged, require_ending
@@ -40,7 +37,10 @@ from .model.tokens import Windows, requested_windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.file import write_plan
 from .plan.limits import Limits
+from .plan.recipe import KEEP
+from .plan.requests import codec_for
 from .plan.rotation_plan import rotation_plan
+from .plan.selection import FLOATS, DequantizePolicy, Selection
 from .plan.verdicts import require_loadable
 from .read.source import open_source
 from .read.storage import Place

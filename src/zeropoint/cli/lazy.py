@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console as Console
 
     from ..bench.speeds import kernel_speeds as kernel_speeds
-    from ..checkpoint.choose.recipe import RecipeText as RecipeText
-    from ..checkpoint.choose.requests import codec_for as codec_for
-    from ..checkpoint.choose.requests import require_blocks as require_blocks
-    from ..checkpoint.choose.selection import FLOATS as FLOATS
     from ..checkpoint.plan.file import PlanFile as PlanFile
+    from ..checkpoint.plan.recipe import RecipeText as RecipeText
+    from ..checkpoint.plan.requests import codec_for as codec_for
+    from ..checkpoint.plan.requests import require_blocks as require_blocks
+    from ..checkpoint.plan.selection import FLOATS as FLOATS
     from ..checkpoint.read.storage import place as place
     from ..checkpoint.verbs import add_kv_scales as add_kv_scales
     from ..checkpoint.verbs import compare_checkpoints as compare_checkpoints
@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 
 _OWNERS = {
     "Console": "rich.console",
-    "RecipeText": "checkpoint.choose.recipe",
-    "FLOATS": "checkpoint.choose.selection",
+    "RecipeText": "checkpoint.plan.recipe",
+    "FLOATS": "checkpoint.plan.selection",
     "PlanFile": "checkpoint.plan.file",
     "place": "checkpoint.read.storage",
     **dict.fromkeys(
@@ -90,7 +90,7 @@ _OWNERS = {
         ),
         "checkpoint.verbs",
     ),
-    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.choose.requests"),
+    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.plan.requests"),
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     "evaluate_checkpoint": "eval",
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),

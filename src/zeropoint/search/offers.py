@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..architectures import fused_set, is_expert
-from ..checkpoint.choose.recipe import RecipeText
-from ..checkpoint.choose.requests import require_blocks
-from ..checkpoint.choose.selection import Selection, module_of
-from ..checkpoint.choose.tied import tied_copies
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.placement import Placement
+from ..checkpoint.plan.recipe import RecipeText
+from ..checkpoint.plan.requests import require_blocks
+from ..checkpoint.plan.selection import Selection, module_of
+from ..checkpoint.plan.tied import tied_copies
 from ..checkpoint.read.source import Source
 from ..codecs.engines import MERGING
 from ..codecs.protocol import Codec

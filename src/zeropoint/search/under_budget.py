@@ -23,8 +23,6 @@ from ..checkpoint.call_options import (
     planned,
     selection_of,
 )
-from ..checkpoint.choose.requests import codec_for
-from ..checkpoint.choose.selection import Selection
 from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.graph_export import graph_of
 from ..checkpoint.model.importance import with_importance
@@ -38,6 +36,8 @@ from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.identity import request_digest
 from ..checkpoint.plan.limits import Limits
+from ..checkpoint.plan.requests import codec_for
+from ..checkpoint.plan.selection import Selection
 from ..checkpoint.plan.verdicts import require_loadable
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place

@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from tests.checkpoint.quantized_inputs import BLOCKS, FP8, fp8_layer
 from tests.checkpoint.written import ONE
 
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from zeropoint.checkpoint.plan.plan_document import plan_document
+from zeropoint.checkpoint.plan.recipe import KEEP
 from zeropoint.checkpoint.plan.rotation_plan import rotation_plan
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.registry import get_codec

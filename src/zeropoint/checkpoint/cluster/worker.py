@@ -21,14 +21,14 @@ from ...codecs.protocol import Codec
 from ...errors import CheckpointError, ZeropointError
 from ...ops.threads import thread_limit
 from ...stats import Statistics
-from ..choose.recipe import RecipeText
-from ..choose.selection import Selection
 from ..measure.tiles import Scratch
 from ..plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity, require_same
 from ..plan.learned_data import layer_data
 from ..plan.limits import Limits
+from ..plan.recipe import RecipeText
+from ..plan.selection import Selection
 from ..read.source import open_source
 from ..read.storage import Place, shown
 from ..run.directory import Partials, partial_name

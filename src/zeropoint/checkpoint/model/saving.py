@@ -25,7 +25,7 @@ from ...layout.packing import flat_bytes
 from ...models import Conversion
 from ...models.recipe_layers import require_model
 from ...signatures import by_signature
-from ..choose.selection import module_of
+from ..plan.selection import module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, INDEX_SUFFIX, SINGLE_FILE
 from ..run.directory import OutputDirectory, write_at

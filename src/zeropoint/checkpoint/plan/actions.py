@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import LazySequence
 from ...errors import CheckpointError, option, printable
-from ..choose.decisions import TensorDecision, compact, describe, nothing_selected
-from ..choose.expert_matrices import matrices
-from ..choose.selection import Why
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
 from .carried_scales import NOTHING, Replacements
+from .decisions import TensorDecision, compact, describe, nothing_selected
+from .expert_matrices import matrices
 from .float_view import Floats
 from .folded import Folded
 from .row_reader import RowReader
+from .selection import Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,6 @@ from ...codecs.known import CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
 from ...errors import CheckpointError
 from ...methods.registry import DISTILLED
-from ..choose.recipe import RecipeText
-from ..choose.selection import Selection
 from ..read.config_text import insert_config
 from ..read.json_stream import JsonStream
 from ..read.quantized_layers import json_object
@@ -27,7 +25,9 @@ from .config_and_index import MANIFEST, graph_texts, index_name, index_text, rea
 from .float_view import Floats
 from .limits import Limits
 from .placements import Placements
+from .recipe import RecipeText
 from .row_reader import NewTensor
+from .selection import Selection
 from .texts import Text
 
 

@@ -24,15 +24,15 @@ from ...formats.torch_dtypes import format_of
 from ...methods.lossless import is_exact_reciprocal
 from ...recipes import Activation
 from ...schemes.structure import stored_numbers
-from ..choose.converted_layers import same_inputs
-from ..choose.decisions import TensorDecision
-from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.selection import is_fused_experts, module_of
 from ..read.storage import open_file
 from ..read.tensor_entries import TensorEntry
+from .converted_layers import same_inputs
+from .decisions import TensorDecision
+from .expert_matrices import WeightMatrix, matrices
 from .float_view import Floats
 from .row_changes import Strided
 from .row_reader import NewTensor, RowReader, Stored
+from .selection import is_fused_experts, module_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,17 +25,14 @@ from ...methods import OF_TABLES, ROTATING, Scope
 from ...methods.channels import kept_with_codes
 from ...recipes import Recipe
 from ...results import Result
-from ..choose.converted_layers import conversions
-from ..choose.decisions import TensorDecision, decide, split_sets
-from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, require_model
-from ..choose.tied import tied_copies
 from ..read.source import Source
 from ..read.storage import shown
 from .actions import Actions
 from .carried_scales import NOTHING, replacements
 from .config_and_index import MANIFEST, index_and_config
+from .converted_layers import conversions
 from .cuts import tile_bytes, tile_shape
+from .decisions import TensorDecision, decide, split_sets
 from .file_heads import model_files
 from .float_view import Floats, as_floats, unquantized
 from .gathered import require_order
@@ -45,9 +42,12 @@ from .placement import Placement
 from .placements import Placements
 from .plan_document import plan_document
 from .plan_notes import configuration_notes, omission_notes, source_notes
+from .recipe import KEEP, KEPT, RecipeText, one_scheme
 from .rescaled import RESCALED, changed_by, folds_text, rescaled_floats
 from .rotated import ROTATED, require_unrotated, rotated_floats, rotation_in, rotation_notes, rotation_text
+from .selection import FLOATS, DequantizePolicy, Selection, check_patterns, require_model
 from .texts import Text
+from .tied import tied_copies
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ...methods import Loss

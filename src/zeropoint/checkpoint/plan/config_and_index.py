@@ -15,16 +15,16 @@ from ...codecs.registry import codec_of
 from ...errors import CheckpointError
 from ...libraries import reading
 from ...loaded_names import loaded_parameters
-from ..choose.decisions import TensorDecision
-from ..choose.expert_matrices import matrices
-from ..choose.selection import WEIGHT, Why, module_of, subject_of
-from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
 from ..read.tensor_entries import Entries
+from .decisions import TensorDecision
+from .expert_matrices import matrices
 from .float_view import Floats
 from .placements import Placements
+from .selection import WEIGHT, Why, module_of, subject_of
 from .texts import Text
+from .tied import tied_heads
 
 MANIFEST = "zeropoint_manifest.json"
 """File of a run's digests and error statistics; a source's is not copied."""

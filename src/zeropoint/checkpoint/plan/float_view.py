@@ -21,18 +21,18 @@ from ...codecs.safetensors_dtypes import FILE_DTYPES
 from ...codecs.stored_forms import OMITTED
 from ...errors import CheckpointError, UnsupportedError
 from ...recipes import Activation
-from ..choose.expert_matrices import has_one_scale_each
-from ..choose.expert_stacks import with_stacks
-from ..choose.selection import module_of, require_unquantized
 from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import Source
 from ..read.storage import shown
 from ..read.tensor_entries import Entries, TensorEntry
 from .decoded import Decoded
+from .expert_matrices import has_one_scale_each
+from .expert_stacks import with_stacks
 from .gathered import in_pieces
 from .row_changes import Transposed, in_model_form
 from .row_reader import RowReader, Stored
+from .selection import module_of, require_unquantized
 
 _LISTED = 10
 

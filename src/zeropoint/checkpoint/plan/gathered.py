@@ -16,11 +16,11 @@ from ...codecs.registry import codec_of
 from ...errors import UnsupportedError, printable
 from ...methods import method_named
 from ...methods.method import MEAN_SQUARE
-from ..choose.selection import WEIGHT_DTYPES
 from ..read.storage import Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
 from .row_changes import Converted, Transposed
 from .row_reader import Buffer, Files, RowReader, read_rows_of, with_dtype
+from .selection import WEIGHT_DTYPES
 
 if TYPE_CHECKING:  # which has what is gathered
     from .float_view import Floats

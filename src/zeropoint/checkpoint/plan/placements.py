@@ -25,17 +25,17 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import StoredForm
 from ...columns import Interned, LazySequence, StringTable, ordered
 from ...errors import CheckpointError, printable
-from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.source import Source
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
+from .expert_matrices import WeightMatrix, matrices
 from .file_heads import model_files
 from .joined_rows import FiledTensor, joined_rows
 from .output_shards import OutputShard, without_gaps
 from .placement import Placed, Placement
 from .row_changes import in_form, in_model_form, matrix_rows
 from .row_reader import RowReader, Stored
+from .selection import WEIGHT, is_fused_experts, module_of
 from .texts import Text
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...codecs.protocol import LayerScheme
-from ..choose.decisions import TensorDecision
-from ..choose.selection import Why
 from ..read.tensor_entries import TensorEntry
+from .decisions import TensorDecision
 from .identity import identity
 from .placement import Placed
+from .selection import Why
 from .tensor_parallel import indivisible
 from .verdicts import verdicts
 

@@ -9,11 +9,11 @@ from ...architectures import is_expert, is_transposed
 from ...codecs.protocol import Codec
 from ...errors import count, printable
 from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
-from ..choose.decisions import TensorDecision, describe, remarks
-from ..choose.selection import module_of
-from ..choose.tied import tied_heads
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.source import Source
+from .decisions import TensorDecision, describe, remarks
+from .selection import module_of
+from .tied import tied_heads
 
 
 def omission_notes(names: Collection[str], codec: Codec) -> list[str]:

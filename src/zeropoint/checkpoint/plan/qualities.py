@@ -9,8 +9,8 @@ from ...codecs.protocol import LayerScheme
 from ...errors import all_of, count, option, printable
 from ...methods import NEAREST
 from ...recipes import PickedMethod, Quality, picked
-from ..choose.selection import is_embedding
 from .checkpoint_plan import CheckpointPlan, kinds_of
+from .selection import is_embedding
 
 _FEW_BITS = 6
 """Bits up to which outputs of a model are closer with data by more than their spread."""

@@ -24,16 +24,16 @@ import torch
 from ...errors import CheckpointError, UnsupportedError, count, printable
 from ...layout.packing import flat_bytes
 from ...methods.channels import ChannelFold
-from ..choose.expert_matrices import matrices
-from ..choose.selection import WEIGHT
 from ..read.source import Source
 from ..read.storage import exists, open_file, shown
 from ..read.tensor_entries import TensorEntry
 from .decoded import Decoded
+from .expert_matrices import matrices
 from .float_view import Floats
 from .folded import Folded, FoldedChannels
 from .row_changes import Transposed
 from .row_reader import RowReader
+from .selection import WEIGHT
 
 RESCALED = "zeropoint_rescaled.json"
 _VERSION, _MOST_BYTES = 1, 1 << 30

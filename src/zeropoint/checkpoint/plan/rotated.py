@@ -19,17 +19,17 @@ from ...methods import method_named
 from ...methods.rotate import ModelRotation, rotation_of
 from ...ops.rotation import Rotation
 from ...recipes import Quality, Recipe, method_in
-from ..choose.recipe import RecipeText
-from ..choose.residual_stream import EMBEDDING, HEAD, Role, Stream, stream_of
-from ..choose.selection import FLOATS, WEIGHT, WEIGHT_DTYPES
 from ..read.config_text import with_members
 from ..read.source import Source
 from ..read.storage import exists, read_small, shown
 from ..read.tensor_entries import Entries, TensorEntry
 from .float_view import Floats
 from .folded import Fold, Folded, FoldedNorm, FoldedRotation, RotatedSide
+from .recipe import RecipeText
+from .residual_stream import EMBEDDING, HEAD, Role, Stream, stream_of
 from .row_changes import Converted, in_model_form
 from .row_reader import RowReader, Stored, with_dtype
+from .selection import FLOATS, WEIGHT, WEIGHT_DTYPES
 
 ROTATED = "zeropoint_rotated.json"
 _VERSION, _MOST_BYTES = 1, 1 << 16

@@ -12,20 +12,20 @@ from __future__ import annotations
 
 from ...codecs.registry import DEFAULT
 from ...methods.rotate import STEP, ModelRotation
-from ..choose.decisions import TensorDecision, compact
-from ..choose.recipe import RecipeText
-from ..choose.residual_stream import Role, Stream, stream_of
-from ..choose.selection import WEIGHT_DTYPES, Selection, Why, require_model
 from ..read.source import Source
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan, kinds_of
 from .config_and_index import MANIFEST, index_and_config
 from .cuts import tile_shape
+from .decisions import TensorDecision, compact
 from .float_view import unquantized
 from .limits import Limits
 from .placements import Placements
+from .recipe import RecipeText
+from .residual_stream import Role, Stream, stream_of
 from .rotated import require_unrotated, rotated_floats, rotation_notes, sides_of
+from .selection import WEIGHT_DTYPES, Selection, Why, require_model
 
 
 def rotation_plan(

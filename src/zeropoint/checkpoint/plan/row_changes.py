@@ -10,7 +10,7 @@ import torch
 from ...codecs.stored_forms import MODEL_FORM, StoredForm, places
 from ...errors import UnsupportedError, printable
 from ...tensor import QuantizedTensor
-from ..choose.expert_matrices import WeightMatrix
+from .expert_matrices import WeightMatrix
 from .row_reader import (
     Buffer,
     Files,

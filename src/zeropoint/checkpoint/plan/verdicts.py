@@ -17,11 +17,11 @@ from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...errors import CheckpointError, option
 from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters
-from ..choose.decisions import split_sets
-from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
 from .config_and_index import odd_targets
+from .decisions import split_sets
+from .selection import WEIGHT, is_fused_experts, module_of
 
 if TYPE_CHECKING:
     from .checkpoint_plan import CheckpointPlan

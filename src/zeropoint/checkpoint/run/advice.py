@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from ...codecs.layer_schemes import layer_scheme, preset_layers
 from ...codecs.protocol import LayerScheme
 from ...errors import ZeropointError, count, option, printable, size_of
-from ..choose.decisions import TensorDecision, misfit
-from ..choose.selection import EXPERTS_AS_ROWS, WEIGHT_DTYPES, is_fused_experts, not_a_weight
 from ..plan.checkpoint_plan import CheckpointPlan
+from ..plan.decisions import TensorDecision, misfit
+from ..plan.selection import EXPERTS_AS_ROWS, WEIGHT_DTYPES, is_fused_experts, not_a_weight
 from ..read.tensor_entries import TensorEntry
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from ...architectures import fused_set
 from ...errors import ZeropointError, count, option, size_of
-from ..choose.selection import module_of
 from ..measure.tensor_error import TensorError, worst
 from ..plan.checkpoint_plan import make_plan
 from ..plan.limits import give_back
 from ..plan.placement import Placement
+from ..plan.selection import module_of
 
 if TYPE_CHECKING:
     from .loop import RunResult

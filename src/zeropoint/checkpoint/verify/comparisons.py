@@ -12,13 +12,13 @@ from ...codecs.containers.safetensors import DTYPE_BITS
 from ...codecs.known import CONFIG_KEYS
 from ...codecs.stored_forms import MODEL_FORM
 from ...errors import printable
-from ..choose.expert_matrices import matrices
-from ..choose.selection import WEIGHT_DTYPES, is_fused_experts, module_of
-from ..choose.tied import tied_copies
 from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
+from ..plan.expert_matrices import matrices
 from ..plan.row_changes import decoded_to, in_form
 from ..plan.row_reader import Literal, RowReader, Stored
+from ..plan.selection import WEIGHT_DTYPES, is_fused_experts, module_of
+from ..plan.tied import tied_copies
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers

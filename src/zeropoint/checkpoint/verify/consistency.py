@@ -17,8 +17,8 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, printable
 from ...loaded_names import loaded_names
 from ...recipes import Activation
-from ..choose.selection import WEIGHT, is_linear_weight, module_of
 from ..measure.tiles import Scratch
+from ..plan.selection import WEIGHT, is_linear_weight, module_of
 from ..read.index import IndexMap
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration

@@ -17,13 +17,13 @@ import torch
 
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import count, printable
-from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.expert_stacks import with_stacks
-from ..choose.selection import is_fused_experts, module_of, not_a_weight
-from ..choose.tied import tied_copies
+from ..plan.expert_matrices import WeightMatrix, matrices
+from ..plan.expert_stacks import with_stacks
 from ..plan.float_view import DecodedLayers, Floats
 from ..plan.row_changes import Strided, matrix_rows
 from ..plan.row_reader import RowReader
+from ..plan.selection import is_fused_experts, module_of, not_a_weight
+from ..plan.tied import tied_copies
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 
 from ...codecs.records import Known
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ..choose.converted_layers import same_inputs
-from ..choose.decisions import TensorDecision
-from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.expert_stacks import with_stacks
-from ..choose.selection import WEIGHT, Why, is_fused_experts
 from ..plan.carried_scales import replacements
+from ..plan.converted_layers import same_inputs
+from ..plan.decisions import TensorDecision
+from ..plan.expert_matrices import WeightMatrix, matrices
+from ..plan.expert_stacks import with_stacks
 from ..plan.float_view import Floats, as_floats
 from ..plan.rescaled import folds_of, folds_text, rescaled_floats
 from ..plan.rotated import rotated_floats, saved_rotation
 from ..plan.row_changes import decoded_to, in_form, matrix_rows
 from ..plan.row_reader import RowReader
+from ..plan.selection import WEIGHT, Why, is_fused_experts
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import Source, open_source
 from ..read.storage import Place
