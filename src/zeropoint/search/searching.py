@@ -329,7 +329,7 @@ def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: 
         return 0.0
     errors = []
     for weight in layer.weights:
-        key = found.candidates[text].key(found.placement(weight, text), mark)
+        key = found.candidates[text].key(found.output(weight, text), mark)
         errors.append(state.errors(weight.module)[key].relative ** 2)
     return math.fsum(errors) / len(errors)
 

@@ -312,8 +312,11 @@ SOURCES: Mapping[str, tuple[Callable[[Path], Path], tuple[Case, ...]]] = {
     "llama": (llama, (
         Q("quantize", "w4a16"), Q("quantize", "int4:g32", "gptq"), Q("quantize", "nvfp4a16"),
         Q("quantize", "w8a8_static", write=False), Q("quantize", "mxfp4", options={"ignore": ("*o_proj*",)}),
-        Q("quantize", "int4:g128:asym", "awq"), Q("quantize", "q4_k", GGUF), Q("rotate", "F32"),
-        Q("rescale", "int4:g32"), Q("quantize", "nf4", "bitsandbytes"), Q("quantize", "mlx_int4", "mlx"),
+        Q("rotate", "F32"), Q("rescale", "int4:g32"),
+    )),
+    "llama for other engines": (llama, (
+        Q("quantize", "int4:g128:asym", "awq"), Q("quantize", "q4_k", GGUF),
+        Q("quantize", "nf4", "bitsandbytes"), Q("quantize", "mlx_int4", "mlx"),
     )),
     "tied": (tied, (
         Q("quantize", "fp8_block", "fp8-block"), Q("quantize", "q8_0", GGUF), Q("rotate"),

@@ -119,7 +119,7 @@ def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPla
         return scan(unit, plan.limits, scratch)
     group = unit.group
     found = (None, None) if group is None else (batch.extremes[group], batch.means[group])
-    return process(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.placement, *found))
+    return process(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.output, *found))
 
 
 @functools.lru_cache(maxsize=1)

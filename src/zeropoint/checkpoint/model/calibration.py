@@ -24,7 +24,7 @@ from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import static_inputs
 from ..plan.limits import Limits
-from ..plan.placement import Placement
+from ..plan.output import Output
 from ..plan.row_reader import NewTensor
 from ..read.source import Source
 from .graph_inputs import as_weight, input_params
@@ -86,7 +86,7 @@ def require_text(plan: CheckpointPlan, given: Given) -> None:
 
 
 def mean_squares(
-    source: Source, weights: Iterable[Placement], given: Given, limits: Limits,
+    source: Source, weights: Iterable[Output], given: Given, limits: Limits,
     *, progress: bool = False,
 ) -> StatisticsOfModules:  # fmt: skip
     """Return the mean squares of the inputs of weights, by module.
@@ -121,7 +121,7 @@ class _Observed:
 
 
 def _observed(
-    source: Source, wanted: Mapping[str, Placement], run: AbstractContextManager[RunningModel],
+    source: Source, wanted: Mapping[str, Output], run: AbstractContextManager[RunningModel],
     *, static: Collection[LayerScheme] = (), progress: bool = False,
 ) -> _Observed:  # fmt: skip
     """Run the model, and return the statistics that ``wanted`` needs."""
@@ -153,7 +153,7 @@ def _observed(
 
 
 def _scales_of_inputs(
-    weights: Iterable[tuple[Placement, QuantizationParams | None]],
+    weights: Iterable[tuple[Output, QuantizationParams | None]],
 ) -> Iterator[NewTensor]:
     """Yield the tensors of static inputs from their learned parameters."""
     for weight, params in weights:
@@ -165,7 +165,7 @@ def _scales_of_inputs(
 
 
 def _recipe(
-    rows: Iterable[WeightRows], wanted: Mapping[str, Placement], static: Collection[LayerScheme]
+    rows: Iterable[WeightRows], wanted: Mapping[str, Output], static: Collection[LayerScheme]
 ) -> Recipe:
     """Return the recipe with each weight's method for the layers of ``rows``.
 
@@ -181,7 +181,7 @@ def _recipe(
     )
 
 
-def _assignment(weight: Placement, *, static: bool) -> Assignment:
+def _assignment(weight: Output, *, static: bool) -> Assignment:
     layer = weight.layer
     method = unrotated(method_named(weight.method)).name if _takes(weight.method) else None
     return Assignment(weight=layer.weight, input=layer.input if static else None, method=method)

@@ -15,7 +15,7 @@ from ...params import QuantizationParams
 from ...progress import counted
 from ...stats import MinMax, Observer
 from ..plan.limits import Limits
-from ..plan.placement import Placement
+from ..plan.output import Output
 from ..plan.row_reader import NewTensor
 from ..read.source import Source
 from .data_files import TEXT_OF_IDS, read_tensors
@@ -27,7 +27,7 @@ _COPIES = 1.1
 
 
 def input_params(
-    source: Source, weights: Iterable[Placement], data: Windows, limits: Limits, *, progress: bool = False
+    source: Source, weights: Iterable[Output], data: Windows, limits: Limits, *, progress: bool = False
 ) -> dict[str, QuantizationParams]:
     """Return static input parameters by module, from ranges on the data.
 
@@ -69,7 +69,7 @@ def as_weight(new: NewTensor) -> NewTensor:
     return new._replace(value=value.to(TORCH_DTYPES[new.near.dtype]) if value.is_floating_point() else value)
 
 
-def _refuse_statistics(weight: Placement) -> None:
+def _refuse_statistics(weight: Output) -> None:
     """Raise UnsupportedError for a weight whose method needs statistics."""
     if method_named(weight.method).needs:
         raise UnsupportedError(

@@ -41,7 +41,7 @@ from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import ASKED, identity, require_same, stamps
 from ..plan.learned_data import solving_scheme
 from ..plan.limits import Limits, give_back
-from ..plan.placement import Placement
+from ..plan.output import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
@@ -279,7 +279,7 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
     return tasks
 
 
-def _in_file(weight: Placement, index: torch.Tensor) -> torch.Tensor:
+def _in_file(weight: Output, index: torch.Tensor) -> torch.Tensor:
     """Return row numbers in the order of the output's layout."""
     order = weight.reader.form.rows
     return index if order is None else index[order.model_rows(torch.arange(len(index)))]

@@ -24,7 +24,7 @@ from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, graph_texts, index_name, index_text, readable
 from .float_view import Floats
 from .limits import Limits
-from .placements import Placements
+from .outputs import Outputs
 from .recipe import RecipeText
 from .row_reader import NewTensor
 from .selection import Selection
@@ -42,13 +42,13 @@ def plan_with(
     """
     floats = Floats(source=source, readers={}, config=None)
     actions = Actions.copying(floats, [tensor.reader for tensor in added])
-    placements = Placements(source, actions, codec)
-    texts = {index_name(source): Text.of(index_text(placements)), **texts}
+    outputs = Outputs(source, actions, codec)
+    texts = {index_name(source): Text.of(index_text(outputs)), **texts}
     companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
     return CheckpointPlan(
         source=source, codec=codec, recipe=_COPY, selection=Selection(),
-        decisions=actions.decisions, placements=placements, texts=texts,
-        limits=limits.reserve(source.entries, placements.by_name), notes=(*source.notes, *notes),
+        decisions=actions.decisions, outputs=outputs, texts=texts,
+        limits=limits.reserve(source.entries, outputs.by_name), notes=(*source.notes, *notes),
         companions={path: source.size_of(path) for path in companions},
         earlier=Text.of(_about_weights(source, ())),
     )  # fmt: skip
@@ -62,13 +62,11 @@ def with_trained(plan: CheckpointPlan, modules: Collection[str]) -> CheckpointPl
 def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPlan:
     """Return ``plan`` with tensors added to those that it writes."""
     readers = [tensor.reader for tensor in added]
-    placements = plan.placements.with_added(readers)
+    outputs = plan.outputs.with_added(readers)
     name = index_name(plan.source)
-    texts = {name: Text.of(index_text(placements))} if name in plan.texts else {}
-    texts |= graph_texts(plan.source, plan.decisions, placements, plan.codec)
-    return replace(
-        plan, placements=placements, texts={**plan.texts, **texts}, limits=plan.limits.reserve(readers)
-    )
+    texts = {name: Text.of(index_text(outputs))} if name in plan.texts else {}
+    texts |= graph_texts(plan.source, plan.decisions, outputs, plan.codec)
+    return replace(plan, outputs=outputs, texts={**plan.texts, **texts}, limits=plan.limits.reserve(readers))
 
 
 _COPY = RecipeText(text="default: keep", name="copy")

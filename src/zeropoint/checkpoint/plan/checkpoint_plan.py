@@ -1,7 +1,7 @@
 """The plan of a run: each tensor's action, each output byte's place.
 
 A plan is a value: what is quantized and how, what is kept and why, which files come out with which headers
-and offsets (placement.py), how much memory and disk it takes. run/loop.py makes no more decisions.
+and offsets (outputs.py), how much memory and disk it takes. run/loop.py makes no more decisions.
 This module reads no weights.
 """
 
@@ -33,13 +33,12 @@ from .config_and_index import MANIFEST, index_and_config
 from .converted_layers import conversions
 from .cuts import tile_bytes, tile_shape
 from .decisions import TensorDecision, decide, split_sets
-from .file_heads import model_files
 from .float_view import Floats, as_floats, unquantized
 from .gathered import require_order
 from .limits import Limits
-from .output_shards import OutputShard, SharedScale
-from .placement import Placement
-from .placements import Placements
+from .output import Output
+from .output_files import OutputShard, SharedScale, model_files
+from .outputs import Outputs
 from .plan_document import plan_document
 from .plan_notes import configuration_notes, omission_notes, source_notes
 from .recipe import KEEP, KEPT, RecipeText, one_scheme
@@ -81,7 +80,7 @@ class CheckpointPlan(Result):
     recipe: RecipeText
     selection: Selection
     decisions: Sequence[TensorDecision]
-    placements: Placements
+    outputs: Outputs
     texts: Mapping[str, Text]
     companions: Mapping[Path, int]
     notes: tuple[str, ...]
@@ -94,29 +93,29 @@ class CheckpointPlan(Result):
     asked: str = ""
 
     @property
-    def weights(self) -> Sequence[Placement]:
-        """Placements that are quantized."""
-        return self.placements.weights
+    def weights(self) -> Sequence[Output]:
+        """Outputs that are quantized."""
+        return self.outputs.weights
 
     @property
-    def kept(self) -> Sequence[Placement]:
-        """Placements that are copied."""
-        return self.placements.kept
+    def kept(self) -> Sequence[Output]:
+        """Outputs that are copied."""
+        return self.outputs.kept
 
     @property
-    def restored(self) -> Sequence[Placement]:
-        """Placements that are written as floats."""
-        return self.placements.restored
+    def restored(self) -> Sequence[Output]:
+        """Outputs that are written as floats."""
+        return self.outputs.restored
 
     @property
     def shards(self) -> tuple[OutputShard, ...]:
         """The files of weights."""
-        return self.placements.shards
+        return self.outputs.shards
 
     @property
     def layers(self) -> tuple[LayerScheme, ...]:
         """The schemes of weights, in the order of their first weight."""
-        return self.placements.layers
+        return self.outputs.layers
 
     def seen(self, floats: Floats) -> Floats:
         """Return ``floats`` rotated and with rescaled channels, as the plan asks."""
@@ -124,14 +123,14 @@ class CheckpointPlan(Result):
         return rescaled_floats(floats, self.folds)
 
     @property
-    def processed(self) -> Iterator[Placement]:
+    def processed(self) -> Iterator[Output]:
         """All that is more than copied."""
         return itertools.chain(self.weights, self.restored)
 
     @property
     def processed_bytes(self) -> int:
         """Bytes of all processed and copied tensors, codes counted as floats."""
-        return sum(item.extent * item.line_bytes for item in self.placements.all)
+        return sum(item.extent * item.line_bytes for item in self.outputs.all)
 
     @property
     def source_bytes(self) -> int:
@@ -197,7 +196,7 @@ class CheckpointPlan(Result):
     @property
     def bits_per_value(self) -> float:
         """Average bits that a quantized number takes, scales and zero points counted."""
-        return 8 * self.placements.weight_bytes / max(1, self.quantized_values)
+        return 8 * self.outputs.weight_bytes / max(1, self.quantized_values)
 
     @property
     def peak_memory(self) -> int:
@@ -210,7 +209,7 @@ class CheckpointPlan(Result):
     @property
     def shared_scales(self) -> tuple[SharedScale, ...]:
         """The sets of weights that take one tensor scale together."""
-        members: dict[str, list[Placement]] = {}
+        members: dict[str, list[Output]] = {}
         for weight in self.weights:
             if weight.share is not None:
                 members.setdefault(weight.share, []).append(weight)
@@ -228,9 +227,9 @@ class CheckpointPlan(Result):
         return tuple(d for d in self.decisions if d.kept_by_default)
 
 
-def kinds_of(items: Iterable[Placement]) -> list[Placement]:
+def kinds_of(items: Iterable[Output]) -> list[Output]:
     """Return one of each kind."""
-    found: dict[Hashable, Placement] = {}
+    found: dict[Hashable, Output] = {}
     for item in items:
         found.setdefault(item.kind, item)
     return list(found.values())
@@ -289,11 +288,11 @@ def make_plan(
     actions = Actions.of(floats, decisions, tied, every=every, more=more)
     actions = replace(actions, mixture=mixture)
     actions.require_sense(codec, every=every)
-    placements = Placements(source, actions, codec)
-    limits = limits.reserve(source.entries, placements.by_name)
-    remarks = codec.model_format.remarks(model_files(source, source.shards[0], placements.layers))
+    outputs = Outputs(source, actions, codec)
+    limits = limits.reserve(source.entries, outputs.by_name)
+    remarks = codec.model_format.remarks(model_files(source, source.shards[0], outputs.layers))
     texts, remarks_of_files = index_and_config(
-        floats, decisions, placements, codec, staying=actions.staying, cache=more.cache
+        floats, decisions, outputs, codec, staying=actions.staying, cache=more.cache
     )
     notes = list[str]()
     if rotation is not None:
@@ -305,7 +304,7 @@ def make_plan(
     companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(
         source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
-        placements=placements, texts=texts, limits=limits, rotation=rotation, folds=folds or {},
+        outputs=outputs, texts=texts, limits=limits, rotation=rotation, folds=folds or {},
         notes=(
             *source.notes, *notes, *source_notes(floats.source, decisions), *configuration_notes(texts),
             *split, *actions.notes(), *remarks, *remarks_of_files, *omission_notes(omitted, codec),

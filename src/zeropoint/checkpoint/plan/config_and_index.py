@@ -21,7 +21,7 @@ from ..read.tensor_entries import Entries
 from .decisions import TensorDecision
 from .expert_matrices import matrices
 from .float_view import Floats
-from .placements import Placements
+from .outputs import Outputs
 from .selection import WEIGHT, Why, module_of, subject_of
 from .texts import Text
 from .tied import tied_heads
@@ -31,19 +31,17 @@ MANIFEST = "zeropoint_manifest.json"
 
 
 def index_and_config(
-    floats: Floats, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec, *,
+    floats: Floats, decisions: Sequence[TensorDecision], outputs: Outputs, codec: Codec, *,
     staying: Sequence[TensorDecision] = (), cache: bool = False,
 ) -> tuple[dict[str, Text], tuple[str, ...]]:  # fmt: skip
     """Return the index, the configuration, and the other files of the codec.
 
-    By file name, with notes on them. placements: of all output tensors. staying: layers that keep the codes
+    By file name, with notes on them. outputs: of all output tensors. staying: layers that keep the codes
     which the configuration of ``floats`` describes. cache: whether scales of a cache are among the tensors.
     """
     source = floats.source
-    texts = (
-        {index_name(source): Text.of(index_text(placements))} if CONTAINERS[codec.container].indexed else {}
-    )
-    documents = _config(floats, decisions, placements, codec, staying=staying)
+    texts = {index_name(source): Text.of(index_text(outputs))} if CONTAINERS[codec.container].indexed else {}
+    documents = _config(floats, decisions, outputs, codec, staying=staying)
     if cache:
         documents = _with_cache(documents, codec)
     config = documents.section
@@ -64,13 +62,13 @@ def index_and_config(
 
 
 def graph_texts(
-    source: Source, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec
+    source: Source, decisions: Sequence[TensorDecision], outputs: Outputs, codec: Codec
 ) -> dict[str, Text]:
     """Return the result's graph with its tensors' places, if it has one."""
     if not CONTAINERS[codec.container].has_graph:
         return {}
     floats = Floats(source=source, readers={}, config=None)
-    documents = _config(floats, decisions, placements, codec, staying=())
+    documents = _config(floats, decisions, outputs, codec, staying=())
     return {name: Text.of(each) for name, each in documents.files.items() if isinstance(each, bytes)}
 
 
@@ -89,11 +87,11 @@ def _unpacked(source: Source, codec: Codec) -> dict[str, Text]:
     return {} if present & files.keys() else {name: Text.of(text) for name, text in files.items()}
 
 
-def index_text(placements: Placements) -> Iterator[str]:
+def index_text(outputs: Outputs) -> Iterator[str]:
     """Yield the index as json.dumps writes it with an indent of 2."""
-    yield f'{{\n  "metadata": {{\n    "total_size": {placements.nbytes}\n  }},\n  "weight_map": {{'
+    yield f'{{\n  "metadata": {{\n    "total_size": {outputs.nbytes}\n  }},\n  "weight_map": {{'
     comma = ""
-    for name, shard in placements.files():
+    for name, shard in outputs.files():
         yield f"{comma}\n    {json.dumps(name)}: {json.dumps(shard)}"
         comma = ","
     yield "\n  }\n}\n"
@@ -110,7 +108,7 @@ def readable(text: Text) -> Text:
 
 
 def _config(
-    floats: Floats, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec, *,
+    floats: Floats, decisions: Sequence[TensorDecision], outputs: Outputs, codec: Codec, *,
     staying: Sequence[TensorDecision],
 ) -> Documents:  # fmt: skip
     """Return the codec's configuration files; nothing where nothing is quantized."""
@@ -132,7 +130,7 @@ def _config(
                 yield Module(module_of(entry.name), None)
 
     def tensors() -> Iterator[Found]:
-        for t in placements.by_name:
+        for t in outputs.by_name:
             yield Found(Row(t.name, t.spec.dtype, t.spec.shape, t.nbytes), t.begin, t.shard)
 
     kept = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))

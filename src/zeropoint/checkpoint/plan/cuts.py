@@ -14,7 +14,7 @@ from ...codecs.act_order import group_index
 from ...codecs.protocol import ROWS
 from ...methods import Scope, method_named
 from .limits import Limits
-from .placement import Placement
+from .output import Output
 
 UNIT_VALUES = 1 << 23
 """Numbers in a unit of a weight: a tenth of a second's work, so little is lost, and few journal records."""
@@ -29,13 +29,13 @@ class Tile(NamedTuple):
     columns: range
 
 
-def unit_lines(item: Placement) -> int:
+def unit_lines(item: Output) -> int:
     """Return the rows, or columns, of a unit of ``item``."""
     alignment, most = item.alignment, UNIT_VALUES * (1 if item.axis == ROWS else _WIDER)
     return max(alignment, most // max(1, item.line_values) // alignment * alignment)
 
 
-def tile_shape(item: Placement, limits: Limits) -> tuple[int, int]:
+def tile_shape(item: Output, limits: Limits) -> tuple[int, int]:
     """Return the rows and columns of a tile of ``item``.
 
     Raises CheckpointError where memory is too little for the least that can be.
@@ -47,12 +47,12 @@ def tile_shape(item: Placement, limits: Limits) -> tuple[int, int]:
     return min(rows, item.shape[0]), _columns(item)
 
 
-def tile_bytes(item: Placement, limits: Limits) -> int:
+def tile_bytes(item: Output, limits: Limits) -> int:
     """Return the memory for a tile and buffered results of others."""
     return math.prod(tile_shape(item, limits)) * item.value_bytes + _kept_bytes(item)
 
 
-def tiles(item: Placement, limits: Limits, start: int, count: int) -> list[Tile]:
+def tiles(item: Output, limits: Limits, start: int, count: int) -> list[Tile]:
     """Return the tiles of ``count`` rows or columns from ``start`` on."""
     whole = range(start, start + count)
     rows, columns = (whole, range(item.shape[1])) if item.axis == ROWS else (range(item.shape[0]), whole)
@@ -60,25 +60,25 @@ def tiles(item: Placement, limits: Limits, start: int, count: int) -> list[Tile]
     return [Tile(rows[at : at + step], columns) for at in range(0, len(rows), step)]
 
 
-def _columns(item: Placement) -> int:
+def _columns(item: Output) -> int:
     """Return the columns of a unit of a weight cut along columns."""
     return min(unit_lines(item), item.shape[1])
 
 
-def _kept_bytes(item: Placement) -> int:
+def _kept_bytes(item: Output) -> int:
     """Return the bytes of a unit buffered until its last tile."""
     if item.axis == ROWS:
         return 0
-    return -(-sum(placed.nbytes for placed in item.outputs) * _columns(item) // item.shape[1])
+    return -(-sum(tensor.nbytes for tensor in item.tensors) * _columns(item) // item.shape[1])
 
 
-def _height(item: Placement) -> int:
+def _height(item: Output) -> int:
     """Return the row multiple of tiles in a unit of columns.
 
     It covers whole blocks, whole words across lines, and whole rows of the source; all rows, where no part of
     them can be processed alone.
     """
-    specs, weight = [placed.spec for placed in item.outputs], item.layer.weight
+    specs, weight = [tensor.spec for tensor in item.tensors], item.layer.weight
     scope = method_named(item.method).scope(weight)
     apart = all(spec.axis is None or len(spec.shape) > 1 for spec in specs)
     if not apart or scope not in (Scope.BLOCKS, Scope.ROWS) or group_index(item.layer) is not None:

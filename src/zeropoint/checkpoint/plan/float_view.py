@@ -1,7 +1,7 @@
 """A checkpoint seen as floats: one float tensor for each quantized layer.
 
 Such a tensor has a name, a dtype and a shape, and lies in no file. Everything that plans with names and
-shapes works on this view; what reads rows asks the origin (origin.py).
+shapes works on this view; readers give the rows (row_reader.py).
 """
 
 from __future__ import annotations

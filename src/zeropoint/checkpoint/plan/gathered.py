@@ -24,7 +24,7 @@ from .selection import WEIGHT_DTYPES
 
 if TYPE_CHECKING:  # which has what is gathered
     from .float_view import Floats
-    from .placement import Placement
+    from .output import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def _joined(whole: Whole, floats: Floats) -> RowReader:
     return _transposed(made) if whole.transposed else made
 
 
-def require_order(weight: Placement) -> None:
+def require_order(weight: Output) -> None:
     """Raise UnsupportedError for Gram matrix methods on reordered inputs."""
     if weight.to is None or weight.reader.form.columns is None:
         return

@@ -47,7 +47,7 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
         "config.json": _of_text(source.config_text),
         "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
     }
-    if plan.statistics or plan.placements.added or plan.solved:
+    if plan.statistics or plan.outputs.added or plan.solved:
         fields["calibration"] = _digest(_learned(plan))
     if plan.limits.on_gpu:
         fields["device"] = plan.limits.device.type
@@ -83,7 +83,7 @@ def _output(plan: CheckpointPlan) -> Iterator[str | bytes]:
 
 def _learned(plan: CheckpointPlan) -> Iterator[str | bytes]:
     """Yield all calibration results: input statistics, solved codes, cache scales."""
-    for added in plan.placements.added:
+    for added in plan.outputs.added:
         yield f"{added.entry.name}\0"
         yield added.data if isinstance(added, Literal) else b""
     for module, weight in sorted(plan.solved.items()):

@@ -18,14 +18,14 @@ from ...methods.method import MEAN_SQUARE
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan
-from .placement import Placement
+from .output import Output
 
 if TYPE_CHECKING:
     from ...stats import Statistics
 
 
 def layer_data(
-    plan: CheckpointPlan, weight: Placement, extremes: tuple[float, float] | None, mean: float | None = None
+    plan: CheckpointPlan, weight: Output, extremes: tuple[float, float] | None, mean: float | None = None
 ) -> LayerData:
     """Return the data for a weight's method, with its group's extremes."""
     known = plan.solved.get(weight.module)
@@ -73,7 +73,7 @@ def require_statistics(plan: CheckpointPlan) -> None:
             f"{'' if mixture in of_importance else ', or leave out ' + WEIGHTED}"
         )
     static = static_inputs(plan)
-    added = {origin.entry.name for origin in plan.placements.added} if static else set()
+    added = {origin.entry.name for origin in plan.outputs.added} if static else set()
     for weight in plan.weights:
         if weight.layer in static and f"{weight.module}.{static[weight.layer]}" not in added:
             raise CalibrationError(

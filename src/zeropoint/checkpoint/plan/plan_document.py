@@ -14,7 +14,7 @@ from ...codecs.protocol import LayerScheme
 from ..read.tensor_entries import TensorEntry
 from .decisions import TensorDecision
 from .identity import identity
-from .placement import Placed
+from .output import OutputTensor
 from .selection import Why
 from .tensor_parallel import indivisible
 from .verdicts import verdicts
@@ -107,17 +107,17 @@ def _action(decision: TensorDecision) -> str:
 
 def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:
     """Yield each source tensor with its action and its output tensors."""
-    outputs: dict[str, list[Placed]] = {}
-    for item in plan.placements.all:
-        outputs.setdefault(item.source.name, []).extend(item.outputs)
+    outputs: dict[str, list[OutputTensor]] = {}
+    for item in plan.outputs.all:
+        outputs.setdefault(item.source.name, []).extend(item.tensors)
     for decision in plan.decisions:
         yield {
             **decision_document(decision),
             "outputs": [
                 {
-                    "name": placed.name, "dtype": placed.spec.dtype, "shape": list(placed.spec.shape),
-                    "bytes": placed.nbytes, "shard": placed.shard, "begin": placed.begin,
+                    "name": tensor.name, "dtype": tensor.spec.dtype, "shape": list(tensor.spec.shape),
+                    "bytes": tensor.nbytes, "shard": tensor.shard, "begin": tensor.begin,
                 }
-                for placed in outputs.get(decision.entry.name, ())
+                for tensor in outputs.get(decision.entry.name, ())
             ],
         }  # fmt: skip

@@ -21,7 +21,7 @@ from .cuts import tile_shape
 from .decisions import TensorDecision, compact
 from .float_view import unquantized
 from .limits import Limits
-from .placements import Placements
+from .outputs import Outputs
 from .recipe import RecipeText
 from .residual_stream import Role, Stream, stream_of
 from .rotated import require_unrotated, rotated_floats, rotation_notes, sides_of
@@ -50,13 +50,13 @@ def rotation_plan(
         restored=tuple(floats.readers.values()),
         kept=[entry for entry in floats.source.entries.values() if entry.name not in floats.readers],
     )  # fmt: skip
-    placements = Placements(source, actions, codec)
-    limits = limits.reserve(before.entries, placements.by_name)
-    texts, _ = index_and_config(floats, actions.decisions, placements, codec)
+    outputs = Outputs(source, actions, codec)
+    limits = limits.reserve(before.entries, outputs.by_name)
+    texts, _ = index_and_config(floats, actions.decisions, outputs, codec)
     companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
     plan = CheckpointPlan(
         source=source, codec=codec, recipe=_recipe(rotation, stream, dtype), selection=Selection(),
-        decisions=actions.decisions, placements=placements, texts=texts, limits=limits, rotation=rotation,
+        decisions=actions.decisions, outputs=outputs, texts=texts, limits=limits, rotation=rotation,
         notes=(*source.notes, *rotation_notes(floats, before, rotation)),
         companions={path: source.size_of(path) for path in companions},
     )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ...architectures import split_by_columns
 from ...codecs.protocol import COLUMNS, ROWS, LayerScheme
-from .placement import Placement
+from .output import Output
 
 WAYS = (1, 2, 4, 8)
 """Numbers of devices that are looked at."""
@@ -28,7 +28,7 @@ class Indivisible:
     reason: str
 
 
-def indivisible(weights: Iterable[Placement]) -> tuple[Indivisible, ...]:
+def indivisible(weights: Iterable[Output]) -> tuple[Indivisible, ...]:
     """Return each weight and device count that do not divide it."""
     return tuple(
         Indivisible(module=weight.module, ways=ways, reason=reason)

@@ -155,7 +155,7 @@ def _sizes(plan: CheckpointPlan, all_units: Sequence[Unit]) -> dict[str, int]:
         **{shard.name: shard.size for shard in plan.shards},
         **{str(path): size for path, size in plan.companions.items()},
         **{name: text.size for name, text in plan.texts.items()},
-        MANIFEST: _RECORD_BYTES * (len(all_units) + len(plan.placements.all)),
+        MANIFEST: _RECORD_BYTES * (len(all_units) + len(plan.outputs.all)),
     }
 
 

@@ -167,5 +167,5 @@ class _Do(_UnitTask):
         """See :class:`Task`."""
         of, plan = self.extremes, self.job.plan
         found = (None, None) if of is None else (of.wait(), of.mean())
-        data = layer_data(plan, self.unit.placement, *found)
+        data = layer_data(plan, self.unit.output, *found)
         self.result = process(self.unit, self.job.partials, plan.limits, scratch, data)

@@ -18,7 +18,7 @@ from ...errors import ZeropointError, count, option, size_of
 from ..measure.tensor_error import TensorError, worst
 from ..plan.checkpoint_plan import make_plan
 from ..plan.limits import give_back
-from ..plan.placement import Placement
+from ..plan.output import Output
 from ..plan.selection import module_of
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def keeping_cost(result: RunResult) -> KeepingCost | None:
     )  # fmt: skip
 
 
-def _together(weight: Placement) -> str:
+def _together(weight: Output) -> str:
     """Return the key of weights kept together: fused set, or tensor."""
     return fused_set(weight.module) or weight.source.name
 
 
-def _patterns(members: Sequence[str], weights: Iterable[Placement]) -> list[str]:
+def _patterns(members: Sequence[str], weights: Iterable[Output]) -> list[str]:
     """Return patterns for these modules alone; one pattern for a common parent."""
     modules = list(dict.fromkeys(members))
     below = f"{_common(modules)}."

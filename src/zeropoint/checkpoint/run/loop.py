@@ -21,7 +21,7 @@ from ..measure.tensor_error import TensorError
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import require_statistics
 from ..plan.limits import give_back
-from ..plan.placement import Placement
+from ..plan.output import Output
 from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
 from .directory_target import DirectoryTarget
@@ -39,7 +39,7 @@ from .units import Units, left_of, units
 class Outcome:
     """The result for one weight: its module and its quantization error."""
 
-    weight: Placement
+    weight: Output
     error: TensorError
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class Outcome:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that were written for it."""
-        return sum(placed.nbytes for placed in self.weight.outputs)
+        return sum(tensor.nbytes for tensor in self.weight.tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

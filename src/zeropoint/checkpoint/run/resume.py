@@ -158,7 +158,7 @@ def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> int:
     """Drop results of changed files and their weight sets; return how many."""
     changed = frozenset(changed)
-    stale = {unit.number for unit in units if not changed.isdisjoint(unit.placement.stamps)}
+    stale = {unit.number for unit in units if not changed.isdisjoint(unit.output.stamps)}
     for members in groups(units).values():
         numbers = {unit.number for unit in members}
         if numbers & stale:

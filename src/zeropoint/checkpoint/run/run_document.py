@@ -54,7 +54,7 @@ def _outcome(outcome: Outcome, plan: CheckpointPlan) -> dict[str, Any]:
     loss = {} if solved is None else {"loss": asdict(solved.loss)}
     return {
         "module": weight.module, "tensor": weight.source.name, "shape": list(weight.shape),
-        "bytes": outcome.nbytes, "outputs": [placed.name for placed in weight.outputs],
+        "bytes": outcome.nbytes, "outputs": [tensor.name for tensor in weight.tensors],
         "error": error_document(outcome.error), **loss,
     }  # fmt: skip
 

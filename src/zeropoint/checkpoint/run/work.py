@@ -38,7 +38,7 @@ from ..measure.tiles import Scratch, extremes_of, scales_in, widest
 from ..plan.cuts import Tile, tile_shape, tiles
 from ..plan.decoded import read_groups
 from ..plan.limits import Limits
-from ..plan.placement import Placed, Placement
+from ..plan.output import Output, OutputTensor
 from ..plan.row_reader import Files, Literal
 from ..read.storage import OpenFile, open_file, shown
 from .directory import Partials, copy_range, write_at
@@ -51,19 +51,19 @@ PIECE = 1 << 20
 
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     """Return the buffer bytes that a thread needs for ``todo``."""
-    kinds = {of.kind: of for unit in todo if not (of := unit.placement).copied}
+    kinds = {of.kind: of for unit in todo if not (of := unit.output).copied}
     shapes = ((of, *tile_shape(of, limits)) for of in kinds.values())
     sizes = (min(rows, of.shape[0]) * columns * _item(of) for of, rows, columns in shapes)
     return max((PIECE, *sizes))
 
 
-def _item(of: Placement) -> int:
+def _item(of: Output) -> int:
     """Return the bytes per value of a tile; codes count as float32."""
     return torch.float32.itemsize if of.of_codes else of.dtype.itemsize
 
 
 def _read(
-    of: Placement, files: Files, tile: Tile, buffer: bytearray
+    of: Output, files: Files, tile: Tile, buffer: bytearray
 ) -> tuple[torch.Tensor, QuantizedTensor | None]:
     """Return the values of a tile in ``buffer``, and any source codes."""
     if not of.of_codes:
@@ -79,7 +79,7 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> ScanResult:
     Raises NonFiniteError as :func:`process` does: other weights may share the scale that follows, and are not
     at fault.
     """
-    of, found, scales = unit.placement, list[tuple[float, float]](), array("d")
+    of, found, scales = unit.output, list[tuple[float, float]](), array("d")
     means = of.layer.codec.needs_mean(of.layer)
     with _opened(unit) as files:
         for tile in tiles(of, limits, unit.start, unit.count):
@@ -104,27 +104,27 @@ def process(
     or written.
     """
     with _opened(unit) as files, partials.open(unit.file) as target:
-        if isinstance(unit.placement.reader, Literal):
-            return _add(unit, unit.placement.reader.data, target)
-        if unit.placement.copied:
-            return _copy(unit, files[unit.placement.source.file], target, scratch.buffer)
-        placed = {placed.name: placed for placed in unit.placement.outputs}
-        writers = [_Writer(target, span, placed[span.tensor]) for span in unit.spans]
-        parts = tiles(unit.placement, limits, unit.start, unit.count)
-        if unit.placement.to is None:
+        if isinstance(unit.output.reader, Literal):
+            return _add(unit, unit.output.reader.data, target)
+        if unit.output.copied:
+            return _copy(unit, files[unit.output.source.file], target, scratch.buffer)
+        by_name = {tensor.name: tensor for tensor in unit.output.tensors}
+        writers = [_Writer(target, span, by_name[span.tensor]) for span in unit.spans]
+        parts = tiles(unit.output, limits, unit.start, unit.count)
+        if unit.output.to is None:
             for tile in parts:
                 _restore_tile(unit, files, tile.rows, scratch.buffer, writers[0])
             return UnitResult.of(unit, [writers[0].hashes])
-        errors = [_quantize_tile(unit.placement, files, tile, (data, scratch), writers) for tile in parts]
+        errors = [_quantize_tile(unit.output, files, tile, (data, scratch), writers) for tile in parts]
     return UnitResult.of(unit, [writer.hashes for writer in writers], TensorError.merge(errors))
 
 
 class _Writer:
     """Writes and hashes one span, from its begin to its end."""
 
-    def __init__(self, target: int, span: Span, placed: Placed) -> None:
+    def __init__(self, target: int, span: Span, tensor: OutputTensor) -> None:
         self.span = span
-        self._spec = placed.spec
+        self._spec = tensor.spec
         self._target = target
         self._done = 0
         self._lines: torch.Tensor | None = None
@@ -162,7 +162,7 @@ class _Writer:
 
 
 def _quantize_tile(
-    weight: Placement, files: Files, tile: Tile, means: tuple[LayerData, Scratch], writers: list[_Writer]
+    weight: Output, files: Files, tile: Tile, means: tuple[LayerData, Scratch], writers: list[_Writer]
 ) -> TensorError:
     (data, scratch), by_rows = means, weight.axis == ROWS
     first = tile.rows.start == tile.columns.start == 0
@@ -222,7 +222,7 @@ def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -
 
 def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writer: _Writer) -> None:
     """Write some rows as floats; raises NonFiniteError for NaN and Inf."""
-    reader = unit.placement.reader
+    reader = unit.output.reader
     x = reader.read_as_written(files, rows.start, len(rows), buffer)
     bad = ~torch.isfinite(x)
     if bool(bad.any()):
@@ -238,7 +238,7 @@ def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writ
 def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> UnitResult:
     """Hash and copy source bytes, in the kernel where possible."""
     hashes, (span,) = Hashes(), unit.spans
-    begin = unit.placement.source.begin + unit.start
+    begin = unit.output.source.begin + unit.start
     local = source.descriptor is not None
     piece = memoryview(buffer)[: PIECE if local else len(buffer)]
     for done in range(0, unit.nbytes, len(piece)):
@@ -266,14 +266,14 @@ def _opened(unit: Unit) -> Iterator[Files]:
     """Open a unit's sources for the block only, sparing file descriptors."""
     with contextlib.ExitStack() as stack:
         files = {}
-        for place in unit.placement.reader.files:
+        for place in unit.output.reader.files:
             files[place] = open_file(place)
             stack.callback(files[place].close)
         yield files
 
 
 def _named(
-    error: ZeropointError, weight: Placement, files: Files, tile: Tile, buffer: bytearray
+    error: ZeropointError, weight: Output, files: Files, tile: Tile, buffer: bytearray
 ) -> ZeropointError:
     """Return an error with the tensor's name and its first non-finite value."""
     source = weight.source
@@ -297,7 +297,7 @@ def _named(
 
 
 def _first_non_finite(
-    weight: Placement, files: Files, tile: Tile, buffer: bytearray
+    weight: Output, files: Files, tile: Tile, buffer: bytearray
 ) -> tuple[int, int, float, int] | None:
     """Return a weight's first NaN or Inf and their count, or None.
 

@@ -1,4 +1,4 @@
-"""Placements: the action and output place of a tensor, matrix or file."""
+"""Outputs: the action and output place of a tensor, matrix or file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .row_reader import Files, RowReader, Stored, numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class OutputTensor:
     """An output tensor: ``nbytes`` bytes of ``shard`` from the absolute offset ``begin``."""
 
     name: str
@@ -30,11 +30,11 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Output:
     """Action and place of one tensor, matrix or file.
 
     It is quantized, written as floats, or copied. module: the module of a matrix that is quantized, else the
-    name of the tensor or file. shape: rows and columns; of a copy, its bytes and 1. outputs: what it becomes,
+    name of the tensor or file. shape: rows and columns; of a copy, its bytes and 1. tensors: what it becomes,
     one tensor unless it is quantized. to: what it is quantized to, or None. share: name of the set whose
     members take one tensor scale together, or None. method: name of the method that quantizes it.
     """
@@ -42,32 +42,32 @@ class Placement:
     module: str
     reader: RowReader
     shape: tuple[int, int]
-    outputs: tuple[Placed, ...]
+    tensors: tuple[OutputTensor, ...]
     to: LayerScheme | None = None
     share: str | None = None
     method: str = NEAREST
 
     @staticmethod
-    def written(reader: RowReader, placed: Placed) -> Placement:
-        """Return the placement that writes ``reader`` unquantized: floats or bytes."""
+    def written(reader: RowReader, tensor: OutputTensor) -> Output:
+        """Return the output that writes ``reader`` unquantized: floats or bytes."""
         values, columns = (
-            (placed.nbytes, 1) if reader.copied else (math.prod(reader.entry.shape), reader.width)
+            (tensor.nbytes, 1) if reader.copied else (math.prod(reader.entry.shape), reader.width)
         )
-        return Placement(
-            module=placed.name, reader=reader, shape=(values // max(1, columns), columns), outputs=(placed,)
+        return Output(
+            module=tensor.name, reader=reader, shape=(values // max(1, columns), columns), tensors=(tensor,)
         )
 
     @staticmethod
-    def of_file(name: str, place: Place, size: int) -> Placement:
-        """Return the placement that copies a file without tensors."""
+    def of_file(name: str, place: Place, size: int) -> Output:
+        """Return the output that copies a file without tensors."""
         spec = TensorSpec(suffix="", dtype="U8", shape=(size,))
-        placed = Placed(name=name, spec=spec, shard=name, begin=0, nbytes=size)
+        tensor = OutputTensor(name=name, spec=spec, shard=name, begin=0, nbytes=size)
         entry = TensorEntry(name=name, dtype="U8", shape=(size,), begin=0, nbytes=size, file=place)
-        return Placement.written(Stored(entry=entry), placed)
+        return Output.written(Stored(entry=entry), tensor)
 
     @property
     def layer(self) -> LayerScheme:
-        """Target scheme of a quantized placement."""
+        """Target scheme of a quantized output."""
         assert self.to is not None
         return self.to
 
@@ -85,7 +85,7 @@ class Placement:
 
     @property
     def kind(self) -> Hashable:
-        """Key of placements with equal tile costs."""
+        """Key of outputs with equal tile costs."""
         old, new, like = self.reader.layer, self.to, (self.shape, self.dtype, self.method)
         return (
             like,

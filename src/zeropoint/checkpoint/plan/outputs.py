@@ -29,18 +29,16 @@ from ..read.source import Source
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .expert_matrices import WeightMatrix, matrices
-from .file_heads import model_files
-from .joined_rows import FiledTensor, joined_rows
-from .output_shards import OutputShard, without_gaps
-from .placement import Placed, Placement
+from .output import Output, OutputTensor
+from .output_files import FiledTensor, OutputShard, joined_rows, model_files, without_gaps
 from .row_changes import in_form, in_model_form, matrix_rows
 from .row_reader import RowReader, Stored
 from .selection import WEIGHT, is_fused_experts, module_of
 from .texts import Text
 
 
-class Placements:
-    """Placements by number: kept, restored and added tensors, then weights.
+class Outputs:
+    """Outputs by number: kept, restored and added tensors, then weights.
 
     kept, restored, weights: each of these. added: what is written. all: one after the other; output tensors
     are numbered in the same order. shards: the files. by_name: every output tensor, by name.
@@ -69,13 +67,13 @@ class Placements:
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
         kept, self._base = len(actions.kept), len(actions.kept) + len(self._readers)
         renamed = self._gather()
-        self.all: Sequence[Placement] = LazySequence(self._base + len(self._entry), self._placement)
-        self.kept: Sequence[Placement] = LazySequence(kept, self._written)
-        self.restored: Sequence[Placement] = LazySequence(
+        self.all: Sequence[Output] = LazySequence(self._base + len(self._entry), self._output)
+        self.kept: Sequence[Output] = LazySequence(kept, self._written)
+        self.restored: Sequence[Output] = LazySequence(
             len(actions.restored), lambda n: self._written(kept + n)
         )
         self.added = actions.added
-        self.weights: Sequence[Placement] = LazySequence(len(self._entry), self._weight)
+        self.weights: Sequence[Output] = LazySequence(len(self._entry), self._weight)
         self._order = ordered(range(len(self._kind)), self._name)
         self._require_unique()
         metadata = {
@@ -91,19 +89,21 @@ class Placements:
             if file in renamed
         }
         self.shards = tuple(self._lay_out(metadata))
-        self.by_name: Sequence[Placed] = LazySequence(len(self._kind), lambda n: self.at(self._order[n]))
+        self.by_name: Sequence[OutputTensor] = LazySequence(
+            len(self._kind), lambda n: self.at(self._order[n])
+        )
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Placements):
+        if not isinstance(other, Outputs):
             return NotImplemented
         return self.shards == other.shards and self.all == other.all
 
     __hash__ = None  # type: ignore[assignment]
 
-    def with_added(self, added: Sequence[RowReader]) -> Placements:
-        """Return the placements with some more added tensors."""
+    def with_added(self, added: Sequence[RowReader]) -> Outputs:
+        """Return the outputs with some more added tensors."""
         source, codec = self._of
-        return Placements(source, replace(self._actions, added=(*self._actions.added, *added)), codec)
+        return Outputs(source, replace(self._actions, added=(*self._actions.added, *added)), codec)
 
     @property
     def nbytes(self) -> int:
@@ -116,14 +116,14 @@ class Placements:
         return sum(map(self._sizes.__getitem__, self._kind[self._base :]))
 
     @property
-    def of_weights(self) -> Sequence[Placed]:
+    def of_weights(self) -> Sequence[OutputTensor]:
         """The output tensors of all weights."""
         return LazySequence(len(self._kind) - self._base, lambda n: self.at(self._base + n))
 
-    def at(self, number: int) -> Placed:
+    def at(self, number: int) -> OutputTensor:
         """Return the output tensor of a number."""
         kind = self._kind[number]
-        return Placed(
+        return OutputTensor(
             name=self._name(number), spec=self._specs[kind], shard=self._shards[self._file[number]],
             begin=self._begins[number], nbytes=self._sizes[kind],
         )  # fmt: skip
@@ -143,7 +143,7 @@ class Placements:
                 yield form.name, self._shards[self._file[number]]
 
     def owner(self, number: int) -> int:
-        """Return the placement number of an output tensor, by name order."""
+        """Return the output number of an output tensor, by name order."""
         return self._owner(self._order[number])
 
     def _owner(self, number: int) -> int:
@@ -196,7 +196,7 @@ class Placements:
         self._kind.append(self._specs.number(spec))
         self._file.append(file)
 
-    def _placement(self, number: int) -> Placement:
+    def _output(self, number: int) -> Output:
         return self._written(number) if number < self._base else self._weight(number - self._base)
 
     def _reader(self, number: int) -> RowReader:
@@ -216,19 +216,19 @@ class Placements:
     def _form(self, name: str, shape: tuple[int, ...]) -> StoredForm | None:
         return self._codec.model_format.stored_form(name, shape, self._config)
 
-    def _written(self, number: int) -> Placement:
-        return Placement.written(self._reader(number), self.at(number))
+    def _written(self, number: int) -> Output:
+        return Output.written(self._reader(number), self.at(number))
 
-    def _make_weight(self, number: int) -> Placement:
+    def _make_weight(self, number: int) -> Output:
         entry, layer = self._entries.at(self._entry[number]), self.layers[self._layer[number]]
         matrix = self._matrices(entry, layer)[max(0, self._matrix[number])]
         first = self._first[number]
         end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
         name = entry.name if self._matrix[number] < 0 else f"{matrix.module}{WEIGHT}"
-        return Placement(
+        return Output(
             module=matrix.module,
             reader=matrix_rows(self._formed(self._actions.floats.reader(entry), name), matrix),
-            shape=matrix.shape, to=layer, outputs=tuple(map(self.at, range(first, end))),
+            shape=matrix.shape, to=layer, tensors=tuple(map(self.at, range(first, end))),
             share=shared_scale_set(matrix.module) if self._shares[number] else None,
             method=self._methods[self._method[number]],
         )  # fmt: skip
