@@ -145,9 +145,12 @@ def selection_of(
     """Return the selection of tensors that options ask for."""
     policy = DequantizePolicy.FIRST if dequantize_first else DequantizePolicy.NONE
     return Selection(
-        include=patterns(include), ignore=patterns(ignore), strict=strict, fit=fit,
+        include=patterns(include),
+        ignore=patterns(ignore),
+        strict=strict,
+        fit=fit,
         dequantize=DequantizePolicy.EVERY if dequantize_kept else policy,
-    )  # fmt: skip
+    )
 
 
 def patterns(given: Patterns) -> tuple[str, ...]:

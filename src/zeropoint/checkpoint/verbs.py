@@ -109,13 +109,16 @@ def plan_checkpoint(
     """
     require_one(to=to, recipe=recipe)
     plan = planned(
-        open_source(source), to, recipe=recipe, format=format,
+        open_source(source),
+        to,
+        recipe=recipe,
+        format=format,
         method=one_name(method, quality, has_data=True),
         selection=selection_of(
             include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
         ),
         limits=Limits.default(workers, max_memory),
-    )  # fmt: skip
+    )
     if out is not None:
         write_plan(plan, Path(out))
     return plan
@@ -169,9 +172,13 @@ def convert_checkpoint(
     )  # fmt: skip
     writing.require_target(out)
     plan = conversion_plan(
-        open_source(source), to, codec_for(format), requantize=allow_requantize, ignore=patterns(ignore),
+        open_source(source),
+        to,
+        codec_for(format),
+        requantize=allow_requantize,
+        ignore=patterns(ignore),
         limits=Limits.default(workers, max_memory),
-    )  # fmt: skip
+    )
     if plan.weights and not force:
         require_loadable(plan)
     return writing.write(plan, out, "converting")
@@ -259,9 +266,11 @@ def rotate_checkpoint(
     )
     writing.require_target(out)
     plan = rotation_plan(
-        open_source(source), ModelRotation(seed=seed, block=block), dtype=_float(dtype),
+        open_source(source),
+        ModelRotation(seed=seed, block=block),
+        dtype=_float(dtype),
         limits=Limits.default(workers, max_memory),
-    )  # fmt: skip
+    )
     return writing.write(plan, out, "rotating")
 
 
@@ -363,15 +372,21 @@ def distill_checkpoint(
             f"0 and 1, and {option('seed', seed)} not negative and below 2**63"
         )
     writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
-        spool=spool, progress=progress,
-    )  # fmt: skip
+        overwrite=overwrite,
+        restart=restart,
+        break_lock=break_lock,
+        if_exists=if_exists,
+        spool=spool,
+        progress=progress,
+    )
     target = writing.require_target(out)
     asked = Distillation(
-        source=open_source(source), quantized=open_source(quantized),
-        given=Windows(given=calibration, samples=samples, length=length), rate=learning_rate,
+        source=open_source(source),
+        quantized=open_source(quantized),
+        given=Windows(given=calibration, samples=samples, length=length),
+        rate=learning_rate,
         steps=TrainingSteps(count=steps, seed=seed),
-    )  # fmt: skip
+    )
     plan = copying(asked, Limits.default(workers, max_memory, device))
     require_free(plan, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
     with folder_for(target, spool, restart=restart) as folder:
@@ -469,9 +484,13 @@ def verify_checkpoint(
             of_outputs = functools.partial(check_outputs, grams=PooledGrams(saved))
         move = stack.enter_context(bars(progress)("verifying", size_of))
         return verify(
-            out, against, limits=limits, require_manifest=require_manifest, of_outputs=of_outputs,
+            out,
+            against,
+            limits=limits,
+            require_manifest=require_manifest,
+            of_outputs=of_outputs,
             on_progress=move,
-        )  # fmt: skip
+        )
 
 
 @by_signature

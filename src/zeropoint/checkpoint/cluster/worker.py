@@ -151,15 +151,20 @@ def _content(path: Path) -> str:
 def _prepare(request: PlanRequest) -> tuple[CheckpointPlan, Sequence[Unit]]:
     """Return the rebuilt plan and units; raises ExecutorError where they differ."""
     plan = make_plan(
-        open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,
+        open_source(request.source),
+        request.recipe,
+        selection=request.selection,
+        limits=request.limits,
         codec=request.codec,
-    )  # fmt: skip
+    )
     plan = replace(plan, statistics=request.statistics)
     try:
         require_same(
-            identity(plan), dict(request.identity), what=f"the plan, seen from host {socket.gethostname()},",
+            identity(plan),
+            dict(request.identity),
+            what=f"the plan, seen from host {socket.gethostname()},",
             remedy="install one version of zeropoint on every node, and let all see the same source",
-        )  # fmt: skip
+        )
     except CheckpointError as error:
         raise ExecutorError(str(error)) from error
     return plan, units(plan)

@@ -115,8 +115,11 @@ def distilled(
             distill(
                 ModelOfBlocks(root=teacher.root, steps=teacher.steps),
                 ModelOfBlocks(root=student.root, steps=steps),
-                teacher.batches, asked.steps, scales, progress=progress,
-            )  # fmt: skip
+                teacher.batches,
+                asked.steps,
+                scales,
+                progress=progress,
+            )
             made = list(scales.tensors())
             said = (*scales.notes(), *notes)
     plan = plan_with(quantized, plan.codec, made, {}, limits, notes=said)

@@ -145,7 +145,9 @@ def _stored_form(plan: CheckpointPlan, weight: Output) -> StoredForm | None:
 def _statistics(values: Floats, name: str) -> Statistics:
     """Return statistics whose mean is ``values``: llama.cpp has divided already."""
     state = {
-        "squares": torch.from_numpy(values).double(), "vectors": torch.tensor(1),
-        "seen": torch.tensor(len(values)), "left_out": torch.tensor(0),
-    }  # fmt: skip
+        "squares": torch.from_numpy(values).double(),
+        "vectors": torch.tensor(1),
+        "seen": torch.tensor(len(values)),
+        "left_out": torch.tensor(0),
+    }
     return Statistics(accumulator=MeanSquare(features=len(values)), state=state, name=name)

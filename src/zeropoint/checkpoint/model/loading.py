@@ -133,9 +133,11 @@ def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, O
 
 
 def fill(
-    state: Mapping[str, torch.Tensor], views: Mapping[str, torch.Tensor], names: Iterable[str],
+    state: Mapping[str, torch.Tensor],
+    views: Mapping[str, torch.Tensor],
+    names: Iterable[str],
     read: Callable[[str], torch.Tensor],
-) -> None:  # fmt: skip
+) -> None:
     """Copy tensors of files into ``views`` of the memory of ``state``.
 
     names: of tensors. read: reads one. Raises CheckpointError for a tensor of another shape, UnsupportedError
@@ -173,9 +175,11 @@ class _Piece:
 
 
 def _layers(
-    linears: Mapping[str, nn.Linear], where: Sequence[WeightRows], found: tuple[Source, StoredLayers],
+    linears: Mapping[str, nn.Linear],
+    where: Sequence[WeightRows],
+    found: tuple[Source, StoredLayers],
     files: Mapping[Place, OpenFile],
-) -> dict[str, QuantizedLinear]:  # fmt: skip
+) -> dict[str, QuantizedLinear]:
     """Return the packed layers by name."""
     source, stored = found
     records = {layer.module: layer for layer in stored.layers}
@@ -270,7 +274,11 @@ def _local(
 def _record(name: str, layer: QuantizedLinear, codec: Codec) -> Converted:
     codes = layer.weight.quantized()
     return Converted(
-        name=name, type="Linear", shape=codes.shape,
-        gives=layer_scheme_of(layer, codec).assignment, reason="",
-        nbytes=(math.prod(codes.shape) * codes.dtype.itemsize, codes.nbytes), error=math.nan,
-    )  # fmt: skip
+        name=name,
+        type="Linear",
+        shape=codes.shape,
+        gives=layer_scheme_of(layer, codec).assignment,
+        reason="",
+        nbytes=(math.prod(codes.shape) * codes.dtype.itemsize, codes.nbytes),
+        error=math.nan,
+    )

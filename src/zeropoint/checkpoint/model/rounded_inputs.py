@@ -47,9 +47,11 @@ def rounded_inputs(
     try:
         yield (
             *(f"inputs of {count(n, 'layer')} are quantized to {text}" for text, n in rounded.items()),
-            *(f"weights only: inputs of {count(n, 'layer')} are {text} in engines, and floats here"
-              for text, n in left.items()),
-        )  # fmt: skip
+            *(
+                f"weights only: inputs of {count(n, 'layer')} are {text} in engines, and floats here"
+                for text, n in left.items()
+            ),
+        )
     finally:
         for handle in handles:
             handle.remove()

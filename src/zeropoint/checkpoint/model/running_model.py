@@ -85,10 +85,14 @@ def running(
         floats = floats if seen is None else seen(floats)
         model = empty_model(floats.source, limits, remedy, dtype)
         config, (longest, vocabulary) = model.config.get_text_config(), _sizes(model)
-        batches = given if isinstance(given, list) else [
-            {"input_ids": window}
-            for window in windows_of(given, source, vocabulary=vocabulary, longest=longest)
-        ]  # fmt: skip
+        batches = (
+            given
+            if isinstance(given, list)
+            else [
+                {"input_ids": window}
+                for window in windows_of(given, source, vocabulary=vocabulary, longest=longest)
+            ]
+        )
         model.config.use_cache = config.use_cache = False
         blocks = _blocks(model, remedy)
         spare = _spare_memory(

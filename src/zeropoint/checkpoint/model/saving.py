@@ -101,10 +101,12 @@ def save_checkpoint(
     texts = {**companions, **_documents(companions.get(CONFIG), parts, shards)}
     _write(Path(directory), parts, shards, texts, overwrite=overwrite)
     return SavedCheckpoint(
-        path=Path(directory), files=(*shards, *texts), quantized=len(parts.quantized),
+        path=Path(directory),
+        files=(*shards, *texts),
+        quantized=len(parts.quantized),
         nbytes=sum(tensor.nbytes for shard in shards.values() for tensor in shard),
         kept=sum(1 for name, tensor in parts.floats.items() if tensor.ndim > 1 and name.endswith(WEIGHT)),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

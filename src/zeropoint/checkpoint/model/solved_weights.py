@@ -149,10 +149,12 @@ def solved(
         in_files = not limits.on_gpu or passing > memo
         memo -= 0 if in_files else passing
         steps = replace(
-            model.steps, folder=folder if in_files else None, workers=limits.batches_at_once,
+            model.steps,
+            folder=folder if in_files else None,
+            workers=limits.batches_at_once,
             memo=max(0, memo - _OVERHEAD) // 2,
             at_once=windows_at_once(model.spare, limits, _BLOCKS_REMEDY),
-        )  # fmt: skip
+        )
         require_corrected((method_named(weight.method) for weight in plan.weights), tasks)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"].cpu()
@@ -160,9 +162,12 @@ def solved(
     if folds:
         plan = with_folds(plan, folds)
     notes = (
-        *plan.notes, *of_rescaling(kept.rescalings), *of_corrections(plan, kept.corrected), *kept.notes(),
+        *plan.notes,
+        *of_rescaling(kept.rescalings),
+        *of_corrections(plan, kept.corrected),
+        *kept.notes(),
         *outside_of_blocks(tasks, kept.losses),
-    )  # fmt: skip
+    )
     return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
 
 
@@ -310,9 +315,11 @@ class SolvedFolder:
             except (OSError, ValueError) as error:
                 raise CheckpointError(f"{shown(record)} is damaged; remove {shown(self._folder)}") from error
             require_same(
-                fields, then, what=f"what is solved in {shown(self._folder)}",
+                fields,
+                then,
+                what=f"what is solved in {shown(self._folder)}",
                 remedy=f"pass {option('restart', True)} to start over, or run the command that began it",
-            )  # fmt: skip
+            )
             return
         self.write(record, lambda draft: draft.write_text(json.dumps(dict(fields)), encoding="utf-8"))
 

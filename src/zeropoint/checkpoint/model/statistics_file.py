@@ -91,9 +91,11 @@ class StatisticsDraft:
         """Append the sums of a site."""
         features = len(squares["squares"])
         self.sites[readers[0]] = SiteRecord(
-            readers=tuple(readers), features=features, vectors=int(squares["vectors"]),
+            readers=tuple(readers),
+            features=features,
+            vectors=int(squares["vectors"]),
             left_out=int(squares["left_out"]),
-        )  # fmt: skip
+        )
         self._append(f"{readers[0]}.{_SQUARES}", squares["squares"])
         if gram is not None:
             self._append(f"{readers[0]}.{_GRAM}", _triangle(gram["gram"]))
@@ -109,9 +111,11 @@ class StatisticsDraft:
             for name, site in self.sites.items()
         }
         texts = {
-            MARK: VERSION, "model": self._model, "tokens": json.dumps(self._tokens),
+            MARK: VERSION,
+            "model": self._model,
+            "tokens": json.dumps(self._tokens),
             "sites": json.dumps(sites),
-        }  # fmt: skip
+        }
         head = SAFETENSORS.head(self._rows, texts)
         file.write(_Pieces(head.data, self._file, head.size - len(head.data)), overwrite=overwrite)
         return head.size

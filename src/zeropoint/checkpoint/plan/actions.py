@@ -77,14 +77,17 @@ class Actions:
             for d in decisions
         )
         return Actions(
-            floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
+            floats=floats,
+            staying=staying,
+            copies=copies,
+            decisions=compact(entries, said),
             added=more.added,
             restored=tuple(readers[d.entry.name] for d in restored),
             kept=LazySequence(
                 len(plain) + len(codes),
                 lambda n: entries.at(plain[n]) if n < len(plain) else codes[n - len(plain)],
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def copying(floats: Floats, added: Sequence[RowReader]) -> Actions:
@@ -96,11 +99,13 @@ class Actions:
         new = {reader.entry.name for reader in added}
         said = (
             TensorDecision(
-                entry=entry, layer=None, why=Why.DEFAULT,
+                entry=entry,
+                layer=None,
+                why=Why.DEFAULT,
                 reason="trained" if entry.name in new else "copied",
             )
             for entry in entries.values()
-        )  # fmt: skip
+        )
         kept = array("I", (n for n, entry in enumerate(entries.values()) if entry.name not in new))
         return Actions(
             floats=floats, decisions=compact(entries, said), staying=(), restored=(), copies={},

@@ -51,9 +51,11 @@ class Replacements:
     def __or__(self, other: Replacements) -> Replacements:
         """Return both."""
         return Replacements(
-            added=self.added + other.added, gone={**self.gone, **other.gone}, notes=self.notes + other.notes,
+            added=self.added + other.added,
+            gone={**self.gone, **other.gone},
+            notes=self.notes + other.notes,
             cache=self.cache or other.cache,
-        )  # fmt: skip
+        )
 
 
 NOTHING = Replacements()
@@ -129,9 +131,12 @@ def _biases(bias: TensorEntry, weight: TensorEntry) -> Iterator[RowReader]:
     for matrix in matrices(replace(weight, shape=(*bias.shape, 1), stack=stack)):
         count = matrix.shape[0]
         entry = replace(
-            bias, name=f"{matrix.module}.bias", shape=(count,), begin=bias.begin + matrix.first * item,
+            bias,
+            name=f"{matrix.module}.bias",
+            shape=(count,),
+            begin=bias.begin + matrix.first * item,
             nbytes=count * item,
-        )  # fmt: skip
+        )
         stored = Stored(entry=entry)
         step = matrix.step
         yield stored if step == 1 else Strided(entry=entry, of=stored, step=step, count=count)

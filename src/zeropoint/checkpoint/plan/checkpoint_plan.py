@@ -328,9 +328,13 @@ def with_folds(plan: CheckpointPlan, folds: Mapping[str, ChannelFold]) -> Checkp
         plan.source, plan.recipe, selection=plan.selection, limits=plan.limits, codec=plan.codec, folds=folds
     )
     return replace(
-        made, statistics=plan.statistics, solved=plan.solved, limits=plan.limits, notes=plan.notes,
+        made,
+        statistics=plan.statistics,
+        solved=plan.solved,
+        limits=plan.limits,
+        notes=plan.notes,
         asked=plan.asked,
-    )  # fmt: skip
+    )
 
 
 def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:

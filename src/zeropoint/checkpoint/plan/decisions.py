@@ -119,9 +119,13 @@ def decide(
             if layer is not None and asked is not None and fitted:
                 reason = f"groups of {group_of(layer)} in place of {group_of(asked)}, {reason}"
             decision = TensorDecision(
-                entry=entry, layer=layer, method=method_of(rule.gives, entry),
-                why=Why.LINEAR if by_default else Why.USER, reason=reason, fitted=fitted,
-            )  # fmt: skip
+                entry=entry,
+                layer=layer,
+                method=method_of(rule.gives, entry),
+                why=Why.LINEAR if by_default else Why.USER,
+                reason=reason,
+                fitted=fitted,
+            )
         uses.add(rule, decision, possible=problem is None)
         return decision
 

@@ -78,12 +78,14 @@ def matrices(entry: TensorEntry, *, fused: bool = False) -> list[WeightMatrix]:
     step = len(stack.parts) if stack.interleaved else 1
     return [
         WeightMatrix(
-            module=f"{prefix}{expert}.{name}", shape=(part, columns),
-            first=expert * rows + n * (1 if stack.interleaved else part), step=step,
+            module=f"{prefix}{expert}.{name}",
+            shape=(part, columns),
+            first=expert * rows + n * (1 if stack.interleaved else part),
+            step=step,
         )
         for expert in range(experts)
         for n, name in enumerate(stack.parts)
-    ]  # fmt: skip
+    ]
 
 
 def has_one_scale_each(layer: StoredLayer, layout: ExpertLayout) -> bool:

@@ -95,9 +95,11 @@ def _stack(
     out = entry.shape[1 + read.transposed]
     halves = entry in read.up and out == 2 * read.down[0].shape[2 - read.transposed]
     return Stack(
-        holder, parts if halves or len(parts) == 1 else (own.rpartition(".")[2],),
-        transposed=read.transposed, interleaved=layout.interleaved and halves,
-    )  # fmt: skip
+        holder,
+        parts if halves or len(parts) == 1 else (own.rpartition(".")[2],),
+        transposed=read.transposed,
+        interleaved=layout.interleaved and halves,
+    )
 
 
 def _problem(entry: TensorEntry, read: _Reading | None, axes: str) -> str:
@@ -148,10 +150,14 @@ class _Evidence:
                 e.shape[1 + read.transposed] != read.down[0].shape[2 - read.transposed] for e in read.up
             )
             return (
-                len(read.up) + len(read.down), len(read.up) >= len(read.down), self._biases_agree(read),
-                read.width in self._widths, wide, self._columns[read.width],
+                len(read.up) + len(read.down),
+                len(read.up) >= len(read.down),
+                self._biases_agree(read),
+                read.width in self._widths,
+                wide,
+                self._columns[read.width],
                 read.transposed == layout.transposed,
-            )  # fmt: skip
+            )
 
         return max(_readings(members), key=likelihood, default=None)
 

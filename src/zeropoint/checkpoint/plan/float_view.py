@@ -159,14 +159,21 @@ class DecodedLayers(Mapping[str, RowReader]):
         transposed = layer.experts is not None and self._experts.transposed
         matrix, dtype = layer.shape[::-1] if transposed else layer.shape, self._dtype or layer.dtype
         entry = TensorEntry(
-            name=layer.name, dtype=FILE_DTYPES[dtype], begin=0, file=layer.codes.file,
+            name=layer.name,
+            dtype=FILE_DTYPES[dtype],
+            begin=0,
+            file=layer.codes.file,
             shape=matrix if layer.experts is None else (layer.experts, *matrix),
-            nbytes=layer.values * dtype.itemsize, use=layer.codec.use,
-        )  # fmt: skip
+            nbytes=layer.values * dtype.itemsize,
+            use=layer.codec.use,
+        )
         decoded = Decoded(
-            entry=entry, quantized=layer, scales=tuple(filter(None, scales)), inputs_first=transposed,
+            entry=entry,
+            quantized=layer,
+            scales=tuple(filter(None, scales)),
+            inputs_first=transposed,
             one_scale=has_one_scale_each(layer, self._experts),
-        )  # fmt: skip
+        )
         return in_model_form(decoded)
 
 

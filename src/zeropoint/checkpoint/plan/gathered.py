@@ -139,10 +139,14 @@ def _entry(name: str, shape: tuple[int, ...], of: RowReader) -> TensorEntry:
     experts = of.entry.stack is not None and len(shape) == len(of.entry.shape)
     holder, _, last = name.removesuffix(".weight").rpartition(".")
     return TensorEntry(
-        name=name, dtype=of.entry.dtype, shape=shape, begin=0, file=of.entry.file,
-        nbytes=math.prod(shape) * of.dtype.itemsize, stack=Stack(holder, (last,),
-        stays=True) if experts else None,
-    )  # fmt: skip
+        name=name,
+        dtype=of.entry.dtype,
+        shape=shape,
+        begin=0,
+        file=of.entry.file,
+        nbytes=math.prod(shape) * of.dtype.itemsize,
+        stack=Stack(holder, (last,), stays=True) if experts else None,
+    )
 
 
 def _transposed(made: Gathered) -> Gathered:

@@ -77,10 +77,13 @@ def model_files(
         return max((entry.shape[0] for entry in source.entries.values() if entry.shape), default=0)
 
     return ModelFiles(
-        config=source.config or {}, metadata=source.metadata[shard],
-        layouts=[layer.layout for layer in layers], read=functools.cache(read), rows=functools.cache(rows),
+        config=source.config or {},
+        metadata=source.metadata[shard],
+        layouts=[layer.layout for layer in layers],
+        read=functools.cache(read),
+        rows=functools.cache(rows),
         mixture=mixture,
-    )  # fmt: skip
+    )
 
 
 class FiledTensor(NamedTuple):

@@ -124,9 +124,12 @@ class Outputs:
         """Return the output tensor of a number."""
         kind = self._kind[number]
         return OutputTensor(
-            name=self._name(number), spec=self._specs[kind], shard=self._shards[self._file[number]],
-            begin=self._begins[number], nbytes=self._sizes[kind],
-        )  # fmt: skip
+            name=self._name(number),
+            spec=self._specs[kind],
+            shard=self._shards[self._file[number]],
+            begin=self._begins[number],
+            nbytes=self._sizes[kind],
+        )
 
     def module(self, weight: int) -> str:
         """Return the module name of a weight, by the weight's index."""
@@ -228,10 +231,12 @@ class Outputs:
         return Output(
             module=matrix.module,
             reader=matrix_rows(self._formed(self._actions.floats.reader(entry), name), matrix),
-            shape=matrix.shape, to=layer, tensors=tuple(map(self.at, range(first, end))),
+            shape=matrix.shape,
+            to=layer,
+            tensors=tuple(map(self.at, range(first, end))),
             share=shared_scale_set(matrix.module) if self._shares[number] else None,
             method=self._methods[self._method[number]],
-        )  # fmt: skip
+        )
 
     def _name(self, number: int) -> str:
         at = self._owner(number) - self._base

@@ -74,17 +74,22 @@ def engine_documents(plan: CheckpointPlan) -> list[dict[str, Any]]:
 def scheme_document(layer: LayerScheme) -> dict[str, Any]:
     """Return the scheme of a layer."""
     return {
-        "name": str(layer), "weight": str(layer.weight),
-        "input": None if layer.input is None else str(layer.input.scheme), "layout": layer.layout,
-    }  # fmt: skip
+        "name": str(layer),
+        "weight": str(layer.weight),
+        "input": None if layer.input is None else str(layer.input.scheme),
+        "layout": layer.layout,
+    }
 
 
 def entry_document(entry: TensorEntry) -> dict[str, Any]:
     """Return a tensor of a file."""
     return {
-        "name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "bytes": entry.nbytes,
+        "name": entry.name,
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+        "bytes": entry.nbytes,
         "file": entry.file.name,
-    }  # fmt: skip
+    }
 
 
 def decision_document(decision: TensorDecision) -> dict[str, Any]:
@@ -115,9 +120,13 @@ def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:
             **decision_document(decision),
             "outputs": [
                 {
-                    "name": tensor.name, "dtype": tensor.spec.dtype, "shape": list(tensor.spec.shape),
-                    "bytes": tensor.nbytes, "shard": tensor.shard, "begin": tensor.begin,
+                    "name": tensor.name,
+                    "dtype": tensor.spec.dtype,
+                    "shape": list(tensor.spec.shape),
+                    "bytes": tensor.nbytes,
+                    "shard": tensor.shard,
+                    "begin": tensor.begin,
                 }
                 for tensor in outputs.get(decision.entry.name, ())
             ],
-        }  # fmt: skip
+        }

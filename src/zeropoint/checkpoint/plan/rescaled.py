@@ -141,9 +141,11 @@ def _fold(found: Any) -> ChannelFold:
         raise ValueError("a tensor has no number that its module adds")
     added = found.get("added")
     return ChannelFold(
-        rows=_unpacked(found.get("rows")), columns=_unpacked(found.get("columns")), one=float(one),
+        rows=_unpacked(found.get("rows")),
+        columns=_unpacked(found.get("columns")),
+        one=float(one),
         added=None if added is None else unpacked_numbers(added),
-    )  # fmt: skip
+    )
 
 
 def packed_numbers(x: torch.Tensor) -> str:

@@ -86,9 +86,11 @@ def rotated_floats(floats: Floats, rotation: ModelRotation, dtype: str | None = 
     members = _members(stream, config, dtype)
     text = source.config_text
     made = replace(
-        source, entries=Entries(entries.values()), config={**config, **members},
+        source,
+        entries=Entries(entries.values()),
+        config={**config, **members},
         config_text=None if text is None else with_members(text, members),
-    )  # fmt: skip
+    )
     return replace(floats, source=made, readers=readers)
 
 

@@ -46,10 +46,13 @@ def rotation_plan(
     stream = stream_of(before.entries, before.config or {})
     decisions = (_decision(entry, stream, dtype) for entry in before.entries.values())
     actions = Actions(
-        floats=floats, decisions=compact(before.entries, decisions), staying=(), copies={},
+        floats=floats,
+        decisions=compact(before.entries, decisions),
+        staying=(),
+        copies={},
         restored=tuple(floats.readers.values()),
         kept=[entry for entry in floats.source.entries.values() if entry.name not in floats.readers],
-    )  # fmt: skip
+    )
     outputs = Outputs(source, actions, codec)
     limits = limits.reserve(before.entries, outputs.by_name)
     texts, _ = index_and_config(floats, actions.decisions, outputs, codec)

@@ -307,7 +307,11 @@ class NewTensor(NamedTuple):
         """Reader of its bytes."""
         value, near = self.value.detach().cpu().contiguous(), self.near
         entry = TensorEntry(
-            name=self.name, dtype=FILE_DTYPES[value.dtype], shape=tuple(value.shape), begin=near.begin,
-            nbytes=value.nbytes, file=near.file,
-        )  # fmt: skip
+            name=self.name,
+            dtype=FILE_DTYPES[value.dtype],
+            shape=tuple(value.shape),
+            begin=near.begin,
+            nbytes=value.nbytes,
+            file=near.file,
+        )
         return Literal(entry=entry, data=flat_bytes(value).numpy().tobytes())

@@ -231,9 +231,12 @@ def _require_regular(path: Path, mode: int) -> None:
 def stamp_of(result: os.stat_result) -> Stamp:
     """Return the stamp of an `os.stat` result."""
     return Stamp(
-        size=result.st_size, mtime_ns=result.st_mtime_ns, ctime_ns=result.st_ctime_ns, inode=result.st_ino,
+        size=result.st_size,
+        mtime_ns=result.st_mtime_ns,
+        ctime_ns=result.st_ctime_ns,
+        inode=result.st_ino,
         device=result.st_dev,
-    )  # fmt: skip
+    )
 
 
 def read_into(fd: int, buffer: memoryview, offset: int, *, path: Place | str = "the file") -> None:

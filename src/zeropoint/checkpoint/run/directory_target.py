@@ -98,9 +98,12 @@ class DirectoryTarget:
     def jobs(self) -> Generator[Job, None, None]:
         """Yield all that is left as one job."""
         yield Job(
-            plan=self._plan, partials=self._directory.partials, groups=groups(self._units), scanned={},
+            plan=self._plan,
+            partials=self._directory.partials,
+            groups=groups(self._units),
+            scanned={},
             todo=left_of(self._units, self.done),
-        )  # fmt: skip
+        )
 
     def add(self, result: ScanResult | UnitResult) -> None:
         """See :class:`Target`."""

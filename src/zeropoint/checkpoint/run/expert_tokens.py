@@ -48,8 +48,12 @@ def tokens_by_layer(own: Iterable[tuple[str, int]]) -> tuple[ExpertTokens, ...]:
             counts[number] = min(tokens, counts.get(number, tokens))
     return tuple(
         ExpertTokens(
-            layer=layer, experts=len(counts), fewest=min(counts.values()), most=max(counts.values()),
-            median=statistics.median(counts.values()), without=sum(not n for n in counts.values()),
+            layer=layer,
+            experts=len(counts),
+            fewest=min(counts.values()),
+            most=max(counts.values()),
+            median=statistics.median(counts.values()),
+            without=sum(not n for n in counts.values()),
         )
         for layer, counts in layers.items()
-    )  # fmt: skip
+    )

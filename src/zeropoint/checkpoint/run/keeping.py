@@ -75,9 +75,12 @@ def keeping_cost(result: RunResult) -> KeepingCost | None:
         return None
     rest = (o.error for o in result.outcomes if _together(o.weight) not in together)
     return KeepingCost(
-        weights=number, whole=number > len(found), patterns=patterns, error=TensorError.merge(rest),
+        weights=number,
+        whole=number > len(found),
+        patterns=patterns,
+        error=TensorError.merge(rest),
         nbytes=other.output_bytes - plan.output_bytes,
-    )  # fmt: skip
+    )
 
 
 def _together(weight: Output) -> str:

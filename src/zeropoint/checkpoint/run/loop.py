@@ -132,10 +132,14 @@ def run(
             if done is not None:
                 note = f"{shown(target.path)} is complete already: it holds what this command writes, so "
                 return RunResult(
-                    path=target.path, plan=plan, notes=(*plan.notes, f"{note}nothing was written"),
-                    outcomes=outcomes(plan, all_units, done), units=len(all_units), resumed=len(all_units),
+                    path=target.path,
+                    plan=plan,
+                    notes=(*plan.notes, f"{note}nothing was written"),
+                    outcomes=outcomes(plan, all_units, done),
+                    units=len(all_units),
+                    resumed=len(all_units),
                     sync_seconds=0.0,
-                )  # fmt: skip
+                )
         target.begin(restart=restart)
         resumed = len(target.done)
         try:

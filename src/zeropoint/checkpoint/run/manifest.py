@@ -164,10 +164,14 @@ def _section(name: str, members: Iterable[tuple[str, Any]]) -> Iterator[str]:
 
 def _statistics(error: TensorError) -> dict[str, Any]:
     return {
-        "values": error.values, "relative": _number(error.relative), "sqnr_db": _number(error.sqnr_db),
-        "largest": _number(error.largest), "clipped": error.clipped, "zero_blocks": error.zero_blocks,
+        "values": error.values,
+        "relative": _number(error.relative),
+        "sqnr_db": _number(error.sqnr_db),
+        "largest": _number(error.largest),
+        "clipped": error.clipped,
+        "zero_blocks": error.zero_blocks,
         "lost_blocks": error.lost_blocks,
-    }  # fmt: skip
+    }
 
 
 def _number(value: float) -> float | None:

@@ -53,10 +53,14 @@ def _outcome(outcome: Outcome, plan: CheckpointPlan) -> dict[str, Any]:
     solved = plan.solved.get(weight.module)
     loss = {} if solved is None else {"loss": asdict(solved.loss)}
     return {
-        "module": weight.module, "tensor": weight.source.name, "shape": list(weight.shape),
-        "bytes": outcome.nbytes, "outputs": [tensor.name for tensor in weight.tensors],
-        "error": error_document(outcome.error), **loss,
-    }  # fmt: skip
+        "module": weight.module,
+        "tensor": weight.source.name,
+        "shape": list(weight.shape),
+        "bytes": outcome.nbytes,
+        "outputs": [tensor.name for tensor in weight.tensors],
+        "error": error_document(outcome.error),
+        **loss,
+    }
 
 
 def _keeping(found: KeepingCost | None) -> dict[str, Any] | None:
@@ -64,6 +68,8 @@ def _keeping(found: KeepingCost | None) -> dict[str, Any] | None:
     if found is None:
         return None
     return {
-        "ignore": list(found.patterns), "weights": found.weights, "bytes": found.nbytes,
+        "ignore": list(found.patterns),
+        "weights": found.weights,
+        "bytes": found.nbytes,
         "error": error_document(found.error),
-    }  # fmt: skip
+    }

@@ -165,9 +165,11 @@ class Units(Sequence[Unit]):
 
     def _made(self, number: int) -> Unit:
         return Unit(
-            number=number, output=self._output(self._item[number]), start=self._begins[number],
+            number=number,
+            output=self._output(self._item[number]),
+            start=self._begins[number],
             count=self._counts[number],
-        )  # fmt: skip
+        )
 
 
 def units(plan: CheckpointPlan) -> Units:

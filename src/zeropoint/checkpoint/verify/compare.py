@@ -211,10 +211,12 @@ def compare(
         side.source.check_unchanged()
     notes = [f"{LABELS[at]}: {note}" for at, side in enumerate(sides) for note in side.source.notes]
     return Comparison(
-        sources=(sides[0].source, sides[1].source), tensors=found, counted=found.counted,
+        sources=(sides[0].source, sides[1].source),
+        tensors=found,
+        counted=found.counted,
         problems=tuple(pairs.problems),
         notes=(*notes, *_configurations(sides), *pairs.notes),
-    )  # fmt: skip
+    )
 
 
 def _nothing_common(sides: tuple[Side, Side], problems: Sequence[Problem]) -> str:

@@ -291,10 +291,12 @@ def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str
         elif a != b and not (a != a and b != b):  # NaN equals NaN here
             found.append(
                 Difference(
-                    key=printable(prefix + key), ours=None if a is _ABSENT else reprlib.repr(a),
-                    theirs=None if b is _ABSENT else reprlib.repr(b), code=key == "auto_map",
+                    key=printable(prefix + key),
+                    ours=None if a is _ABSENT else reprlib.repr(a),
+                    theirs=None if b is _ABSENT else reprlib.repr(b),
+                    code=key == "auto_map",
                 )
-            )  # fmt: skip
+            )
     return found
 
 

@@ -222,11 +222,13 @@ def _dtypes(entries: Iterable[TensorEntry]) -> tuple[DtypeSummary, ...]:
         found.setdefault(entry.dtype, []).append(entry)
     return tuple(
         DtypeSummary(
-            dtype=dtype, tensors=len(group), values=sum(math.prod(e.shape) for e in group),
+            dtype=dtype,
+            tensors=len(group),
+            values=sum(math.prod(e.shape) for e in group),
             nbytes=sum(e.nbytes for e in group),
         )
         for dtype, group in found.items()
-    )  # fmt: skip
+    )
 
 
 def _schemes(stored: StoredLayers, manifest: Manifest | None) -> tuple[SchemeSummary, ...]:
@@ -237,11 +239,15 @@ def _schemes(stored: StoredLayers, manifest: Manifest | None) -> tuple[SchemeSum
         found.setdefault(key, []).append((layer.values, layer.nbytes))
     return tuple(
         SchemeSummary(
-            scheme=scheme, layout=layout, method=method, layers=len(group), values=sum(v for v, _ in group),
+            scheme=scheme,
+            layout=layout,
+            method=method,
+            layers=len(group),
+            values=sum(v for v, _ in group),
             nbytes=sum(n for _, n in group),
         )
         for (scheme, layout, method), group in found.items()
-    )  # fmt: skip
+    )
 
 
 _LAYERS, _BYTES = 16, 1 << 26

@@ -117,9 +117,12 @@ def _is_of_target(name: str) -> bool:
 
 
 def _wrong(
-    layer: StoredLayer, original: Original, manifest: Manifest, known: tuple[OutputError, Statistics],
+    layer: StoredLayer,
+    original: Original,
+    manifest: Manifest,
+    known: tuple[OutputError, Statistics],
     files: OpenFiles,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Yield the wrong output errors of a layer, given its ``known`` ones."""
     (stated, gram), weight = known, original.weight_of(layer)
     if weight is None:

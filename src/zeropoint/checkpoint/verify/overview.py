@@ -125,9 +125,12 @@ class LayerFacts:
     def to_dict(self) -> dict[str, Any]:
         """Return all facts as values that JSON holds."""
         return {
-            **asdict(self), "bits": self.bits, "keeping_bytes": self.keeping_bytes,
-            "clipped_share": self.clipped, "reasons": list(self.reasons),
-        }  # fmt: skip
+            **asdict(self),
+            "bits": self.bits,
+            "keeping_bytes": self.keeping_bytes,
+            "clipped_share": self.clipped,
+            "reasons": list(self.reasons),
+        }
 
 
 _OUTLIERS, _CLIPS = 12.0, 0.05
@@ -216,7 +219,9 @@ def overview(path: Place | str, *, sampled: bool = True) -> Overview:
     others = inspection.tensors if stored is None else stored.others
     reasons = {} if manifest is None else manifest.kept
     return Overview(
-        name=Path(str(path)).name, inspection=inspection, layers=layers,
+        name=Path(str(path)).name,
+        inspection=inspection,
+        layers=layers,
         kept=tuple(
             KeptFacts(
                 name=e.name, dtype=e.dtype, shape=tuple(e.shape), nbytes=e.nbytes, reason=reasons.get(e.name)
@@ -224,7 +229,7 @@ def overview(path: Place | str, *, sampled: bool = True) -> Overview:
             for e in others
         ),
         identity={} if manifest is None else manifest.identity,
-    )  # fmt: skip
+    )
 
 
 def _facts(
@@ -264,11 +269,13 @@ def sample_of(q: QuantizedTensor) -> CodeSample | None:
     ends = _share((numbers == low) | (numbers == high)) if high > low else 0.0
     octaves = _octaves(q)
     return CodeSample(
-        bars=_bars(numbers, q.scheme.element), ends=ends, zeros=_share(numbers == 0),
+        bars=_bars(numbers, q.scheme.element),
+        ends=ends,
+        zeros=_share(numbers == 0),
         peak=_rounded(float(finite.abs().max()) / square) if square else 0.0,
         octaves=_rounded(float(octaves.max() - octaves.min())) if octaves.numel() else 0.0,
         scales=_ranges(octaves) if octaves.numel() else (),
-    )  # fmt: skip
+    )
 
 
 def _sum_of_squares(values: torch.Tensor) -> float:

@@ -215,10 +215,13 @@ def verify(
     if original is not None:
         original.source.check_unchanged()
     return Verification(
-        layers=work.proofs, kept=len(stored.others), hashed=work.hashed > 0, outputs=outputs,
+        layers=work.proofs,
+        kept=len(stored.others),
+        hashed=work.hashed > 0,
+        outputs=outputs,
         notes=tuple(notes),
         problems=tuple(dict.fromkeys([*problems, *work.problems])),
-    )  # fmt: skip
+    )
 
 
 def _placed(original: Original, source: Source) -> Original:
