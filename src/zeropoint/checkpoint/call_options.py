@@ -21,8 +21,7 @@ from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.file import PlanFile
 from .plan.limits import Limits
 from .plan.qualities import of_lower_quality
-from .plan.recipe import RecipeText
-from .plan.requests import codec_for, require_blocks
+from .plan.recipe import RecipeText, codec_for, require_blocks
 from .plan.selection import DequantizePolicy, Selection
 from .read.file_names import REPORT
 from .read.object_store import RemotePath

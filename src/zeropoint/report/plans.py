@@ -8,10 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-from ..checkpoint.plan.output import Output, OutputTensor
 from ..checkpoint.plan.output_files import OutputShard, SharedScale
-from ..checkpoint.plan.tensor_parallel import WAYS, Indivisible, indivisible
-from ..checkpoint.plan.verdicts import Verdict, verdicts
+from ..checkpoint.plan.output_tensors import Output, OutputTensor
+from ..checkpoint.plan.verdicts import WAYS, Indivisible, Verdict, indivisible, verdicts
 from ..checkpoint.run.advice import misfit_warnings
 from ..errors import size_of
 from .table_layout import Plain, plain

@@ -21,9 +21,8 @@ from ..checkpoint.plan.decisions import TensorDecision
 from ..checkpoint.plan.qualities import offered_quality
 from ..checkpoint.plan.selection import Why
 from ..checkpoint.plan.verdicts import verdicts
-from ..checkpoint.run.advice import error_warnings, misfit_warnings
+from ..checkpoint.run.advice import error_warnings, keeping_cost, misfit_warnings
 from ..checkpoint.run.expert_tokens import expert_tokens
-from ..checkpoint.run.keeping import keeping_cost
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection

@@ -23,7 +23,7 @@ from ..checkpoint.model.tokens import Given
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import static_inputs
 from ..checkpoint.plan.limits import Limits
-from ..checkpoint.plan.output import Output
+from ..checkpoint.plan.output_tensors import Output
 from ..errors import count, printable
 from ..stats import MeanSquare, Statistics
 from .measuring import Importance, Weights

@@ -23,7 +23,7 @@ from ..checkpoint.measure.workers import Task, done_tasks
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import layer_data
 from ..checkpoint.plan.limits import Limits
-from ..checkpoint.plan.output import Output
+from ..checkpoint.plan.output_tensors import Output
 from ..checkpoint.read.storage import OpenFile, Place, open_file
 from ..codecs.block_extents import blocks
 from ..errors import NonFiniteError, ZeropointError, option, printable

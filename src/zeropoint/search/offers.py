@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from ..architectures import fused_set, is_expert
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..checkpoint.plan.limits import Limits
-from ..checkpoint.plan.output import Output
-from ..checkpoint.plan.recipe import RecipeText
-from ..checkpoint.plan.requests import require_blocks
+from ..checkpoint.plan.output_tensors import Output
+from ..checkpoint.plan.recipe import RecipeText, require_blocks
 from ..checkpoint.plan.selection import Selection, module_of
 from ..checkpoint.plan.tied import tied_copies
 from ..checkpoint.read.source import Source

@@ -36,7 +36,7 @@ from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.identity import request_digest
 from ..checkpoint.plan.limits import Limits
-from ..checkpoint.plan.requests import codec_for
+from ..checkpoint.plan.recipe import codec_for
 from ..checkpoint.plan.selection import Selection
 from ..checkpoint.plan.verdicts import require_loadable
 from ..checkpoint.read.source import Source, open_source

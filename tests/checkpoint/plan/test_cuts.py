@@ -11,7 +11,7 @@ from zeropoint.checkpoint.plan import cuts
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.cuts import tile_bytes, tile_shape, tiles, unit_lines
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
-from zeropoint.checkpoint.plan.output import Output
+from zeropoint.checkpoint.plan.output_tensors import Output
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError

@@ -11,8 +11,7 @@ from tests.tables import each
 
 from zeropoint.architectures import is_transposed, layer_type
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
-from zeropoint.checkpoint.plan.expert_matrices import matrices
-from zeropoint.checkpoint.plan.expert_stacks import stacked
+from zeropoint.checkpoint.plan.expert_matrices import matrices, stacked
 from zeropoint.checkpoint.plan.selection import DEFAULT_RULES, Selection, subject_of
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry

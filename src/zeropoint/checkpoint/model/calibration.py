@@ -24,7 +24,7 @@ from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import static_inputs
 from ..plan.limits import Limits
-from ..plan.output import Output
+from ..plan.output_tensors import Output
 from ..plan.row_reader import NewTensor
 from ..read.source import Source
 from .graph_inputs import as_weight, input_params

@@ -15,7 +15,7 @@ from ...params import QuantizationParams
 from ...progress import counted
 from ...stats import MinMax, Observer
 from ..plan.limits import Limits
-from ..plan.output import Output
+from ..plan.output_tensors import Output
 from ..plan.row_reader import NewTensor
 from ..read.source import Source
 from .data_files import TEXT_OF_IDS, read_tensors

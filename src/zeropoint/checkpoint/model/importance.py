@@ -21,7 +21,7 @@ from ...methods.rotate import of_rotated
 from ...stats import MeanSquare, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..plan.limits import BASE_MEMORY
-from ..plan.output import Output
+from ..plan.output_tensors import Output
 from ..read.imatrix_file import Floats, read_imatrix
 from ..read.storage import shown
 

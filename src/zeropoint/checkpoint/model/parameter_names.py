@@ -20,7 +20,7 @@ from ...architectures import expert_layout, expert_parts
 from ...errors import UnsupportedError, printable
 from ...libraries import reading
 from ...models import QuantizedLinear, SplitExperts
-from ..plan.expert_stacks import holder_of
+from ..plan.expert_matrices import holder_of
 from ..plan.selection import module_of
 
 WEIGHT, BIAS = ".weight", ".bias"

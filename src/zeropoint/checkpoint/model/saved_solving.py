@@ -23,7 +23,7 @@ from ...stats import State, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, stamps
 from ..plan.learned_data import solving_scheme, static_inputs
-from ..plan.output import Output
+from ..plan.output_tensors import Output
 from .importance import weighted
 from .loading import Files
 from .solved_weights import SolvedFolder

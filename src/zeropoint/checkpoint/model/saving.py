@@ -28,7 +28,8 @@ from ...signatures import by_signature
 from ..plan.selection import module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, INDEX_SUFFIX, SINGLE_FILE
-from ..run.directory import OutputDirectory, write_at
+from ..run.directory import OutputDirectory
+from ..run.folder import write_at
 from .parameter_names import WEIGHT, is_pretrained
 from .parts import Parts, parts_of
 

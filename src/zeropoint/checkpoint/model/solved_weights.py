@@ -41,7 +41,7 @@ from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import ASKED, identity, require_same, stamps
 from ..plan.learned_data import solving_scheme
 from ..plan.limits import Limits, give_back
-from ..plan.output import Output
+from ..plan.output_tensors import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks

@@ -24,7 +24,7 @@ from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, graph_texts, index_name, index_text, readable
 from .float_view import Floats
 from .limits import Limits
-from .outputs import Outputs
+from .output_table import Outputs
 from .recipe import RecipeText
 from .row_reader import NewTensor
 from .selection import Selection

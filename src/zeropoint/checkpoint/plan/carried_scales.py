@@ -31,7 +31,7 @@ from .decisions import TensorDecision
 from .expert_matrices import WeightMatrix, matrices
 from .float_view import Floats
 from .row_changes import Strided
-from .row_reader import NewTensor, RowReader, Stored
+from .row_reader import NewTensor, RowReader, StoredFloats
 from .selection import is_fused_experts, module_of
 
 
@@ -137,7 +137,7 @@ def _biases(bias: TensorEntry, weight: TensorEntry) -> Iterator[RowReader]:
             begin=bias.begin + matrix.first * item,
             nbytes=count * item,
         )
-        stored = Stored(entry=entry)
+        stored = StoredFloats(entry=entry)
         step = matrix.step
         yield stored if step == 1 else Strided(entry=entry, of=stored, step=step, count=count)
 

@@ -1,7 +1,7 @@
 """The plan of a run: each tensor's action, each output byte's place.
 
 A plan is a value: what is quantized and how, what is kept and why, which files come out with which headers
-and offsets (outputs.py), how much memory and disk it takes. run/loop.py makes no more decisions.
+and offsets (output_table.py), how much memory and disk it takes. run/loop.py makes no more decisions.
 This module reads no weights.
 """
 
@@ -27,7 +27,7 @@ from ...recipes import Recipe
 from ...results import Result
 from ..read.source import Source
 from ..read.storage import shown
-from .actions import Actions
+from .actions import Actions, configuration_notes, omission_notes, source_notes
 from .carried_scales import NOTHING, replacements
 from .config_and_index import MANIFEST, index_and_config
 from .converted_layers import conversions
@@ -36,11 +36,10 @@ from .decisions import TensorDecision, decide, split_sets
 from .float_view import Floats, as_floats, unquantized
 from .gathered import require_order
 from .limits import Limits
-from .output import Output
 from .output_files import OutputShard, SharedScale, model_files
-from .outputs import Outputs
+from .output_table import Outputs
+from .output_tensors import Output
 from .plan_document import plan_document
-from .plan_notes import configuration_notes, omission_notes, source_notes
 from .recipe import KEEP, KEPT, RecipeText, one_scheme
 from .rescaled import RESCALED, changed_by, folds_text, rescaled_floats
 from .rotated import ROTATED, require_unrotated, rotated_floats, rotation_in, rotation_notes, rotation_text

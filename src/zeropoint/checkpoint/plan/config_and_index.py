@@ -21,7 +21,7 @@ from ..read.tensor_entries import Entries
 from .decisions import TensorDecision
 from .expert_matrices import matrices
 from .float_view import Floats
-from .outputs import Outputs
+from .output_table import Outputs
 from .selection import WEIGHT, Why, module_of, subject_of
 from .texts import Text
 from .tied import tied_heads

@@ -14,7 +14,7 @@ from ...codecs.act_order import group_index
 from ...codecs.protocol import ROWS
 from ...methods import Scope, method_named
 from .limits import Limits
-from .output import Output
+from .output_tensors import Output
 
 UNIT_VALUES = 1 << 23
 """Numbers in a unit of a weight: a tenth of a second's work, so little is lost, and few journal records."""

@@ -1,4 +1,4 @@
-"""Readers of codes: rows of a quantized layer, decoded or as they are."""
+"""Rows of a quantized layer, decoded or in codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHOLE_BYTES = 8
 class Decoded(RowReader):
     """Rows of a quantized layer.
 
-    entry: the floats; its file is that of the codes, and ``begin`` 0. scales: of quantized inputs.
+    entry: the floats, in the file of the codes, with ``begin`` 0. scales: of quantized inputs.
     inputs_first: whether files of floats have fused experts as (in, out). one_scale: whether each matrix has
     one scale.
     """

@@ -27,11 +27,10 @@ from ..read.source import Source
 from ..read.storage import shown
 from ..read.tensor_entries import Entries, TensorEntry
 from .decoded import Decoded
-from .expert_matrices import has_one_scale_each
-from .expert_stacks import with_stacks
+from .expert_matrices import has_one_scale_each, with_stacks
 from .gathered import in_pieces
 from .row_changes import Transposed, in_model_form
-from .row_reader import RowReader, Stored
+from .row_reader import RowReader, StoredFloats
 from .selection import module_of, require_unquantized
 
 _LISTED = 10
@@ -69,8 +68,8 @@ class Floats:
         if entry.use is not None and entry.use.transposed:
             entry = replace(entry, shape=entry.shape[::-1])
         elif entry.stack is None or not entry.stack.transposed:
-            return in_model_form(Stored(entry=entry))
-        return Transposed(entry=entry, of=Stored(entry=entry))
+            return in_model_form(StoredFloats(entry=entry))
+        return Transposed(entry=entry, of=StoredFloats(entry=entry))
 
     def in_pieces(self, codec: Codec, dtype: str | None = None) -> Floats:
         """Return the checkpoint with a codec's tensors, converted floats in ``dtype``."""

@@ -121,7 +121,7 @@ Fold: TypeAlias = FoldedRotation | FoldedNorm | FoldedChannels
 class Folded(RowReader):
     """Rows with a rotation, a norm or factors of channels folded in.
 
-    Rounded to the dtype of ``entry``, so that of two folds the second starts from stored values of the first.
+    Rounded to the dtype of ``entry``, so that a second fold starts from the stored values of the first.
     """
 
     of: RowReader

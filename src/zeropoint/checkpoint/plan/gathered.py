@@ -18,13 +18,13 @@ from ...methods import method_named
 from ...methods.method import MEAN_SQUARE
 from ..read.storage import Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
-from .row_changes import Converted, Transposed
+from .row_changes import Reordered, Transposed
 from .row_reader import Buffer, Files, RowReader, read_rows_of, with_dtype
 from .selection import WEIGHT_DTYPES
 
 if TYPE_CHECKING:  # which has what is gathered
     from .float_view import Floats
-    from .output import Output
+    from .output_tensors import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def _in_dtype(floats: Floats, dtype: str) -> Floats:
     for entry in floats.source.entries.values():
         reader = floats.reader(entry)
         if entry.dtype in WEIGHT_DTYPES and entry.dtype != dtype and reader.layer is None:
-            made[entry.name] = [Converted(entry=with_dtype(reader.entry, dtype), of=reader)]
+            made[entry.name] = [Reordered(entry=with_dtype(reader.entry, dtype), of=reader)]
     return _replaced(floats, made, set(made)) if made else floats
 
 
@@ -135,7 +135,7 @@ def _replaced(floats: Floats, made: Mapping[str, list[RowReader]], gone: set[str
 
 
 def _entry(name: str, shape: tuple[int, ...], of: RowReader) -> TensorEntry:
-    """Return the entry of a tensor that is assembled from rows of ``of``."""
+    """Return the entry of a tensor gathered from ``of``."""
     experts = of.entry.stack is not None and len(shape) == len(of.entry.shape)
     holder, _, last = name.removesuffix(".weight").rpartition(".")
     return TensorEntry(

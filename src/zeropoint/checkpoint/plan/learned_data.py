@@ -18,7 +18,7 @@ from ...methods.method import MEAN_SQUARE
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan
-from .output import Output
+from .output_tensors import Output
 
 if TYPE_CHECKING:
     from ...stats import Statistics

@@ -14,10 +14,9 @@ from ...codecs.protocol import LayerScheme
 from ..read.tensor_entries import TensorEntry
 from .decisions import TensorDecision
 from .identity import identity
-from .output import OutputTensor
+from .output_tensors import OutputTensor
 from .selection import Why
-from .tensor_parallel import indivisible
-from .verdicts import verdicts
+from .verdicts import indivisible, verdicts
 
 if TYPE_CHECKING:
     from .checkpoint_plan import CheckpointPlan

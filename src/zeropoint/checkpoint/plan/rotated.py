@@ -27,8 +27,8 @@ from .float_view import Floats
 from .folded import Fold, Folded, FoldedNorm, FoldedRotation, RotatedSide
 from .recipe import RecipeText
 from .residual_stream import EMBEDDING, HEAD, Role, Stream, stream_of
-from .row_changes import Converted, in_model_form
-from .row_reader import RowReader, Stored, with_dtype
+from .row_changes import Reordered, in_model_form
+from .row_reader import RowReader, StoredFloats, with_dtype
 from .selection import FLOATS, WEIGHT, WEIGHT_DTYPES
 
 ROTATED = "zeropoint_rotated.json"
@@ -134,8 +134,8 @@ def sides_of(rotation: ModelRotation, stream: Stream) -> tuple[RotatedSide, Rota
 
 def _made(entry: TensorEntry, of: TensorEntry, fold: Fold | None, dtype: str | None) -> RowReader:
     """Return a tensor that is made of another one."""
-    entry, stored = with_dtype(entry, dtype or of.dtype), in_model_form(Stored(entry=of))
-    return Converted(entry=entry, of=stored) if fold is None else Folded(entry=entry, of=stored, fold=fold)
+    entry, stored = with_dtype(entry, dtype or of.dtype), in_model_form(StoredFloats(entry=of))
+    return Reordered(entry=entry, of=stored) if fold is None else Folded(entry=entry, of=stored, fold=fold)
 
 
 def _folded(role: Role, stream: Stream, sides: tuple[RotatedSide, RotatedSide], entries: Entries) -> Fold:
@@ -146,7 +146,7 @@ def _folded(role: Role, stream: Stream, sides: tuple[RotatedSide, RotatedSide], 
     return FoldedRotation(
         inputs=of_stream if role.reads else values if role.writes else None,
         outputs=of_stream if role.writes else values,
-        norm=None if role.norm is None else in_model_form(Stored(entry=entries[role.norm])),
+        norm=None if role.norm is None else in_model_form(StoredFloats(entry=entries[role.norm])),
         one=stream.one,
     )
 

@@ -21,7 +21,7 @@ from .cuts import tile_shape
 from .decisions import TensorDecision, compact
 from .float_view import unquantized
 from .limits import Limits
-from .outputs import Outputs
+from .output_table import Outputs
 from .recipe import RecipeText
 from .residual_stream import Role, Stream, stream_of
 from .rotated import require_unrotated, rotated_floats, rotation_notes, sides_of

@@ -1,4 +1,4 @@
-"""Readers that change the rows of another: transposed, strided, or in another dtype or order."""
+"""Readers of transposed, strided, converted or reordered rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NARROW = ("BF16", "F16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transposed(RowReader):
-    """Rows of fused experts, or a matrix, that ``of`` has as (in, out)."""
+    """Rows of matrices that ``of`` has as (in, out)."""
 
     of: RowReader
 
@@ -71,7 +71,7 @@ class Transposed(RowReader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strided(RowReader):
-    """``count`` rows of another reader, row i its row ``first + i * step``."""
+    """``count`` rows of ``of``: ``first``, ``first + step``, ..."""
 
     of: RowReader
     first: int = 0
@@ -114,8 +114,11 @@ class Strided(RowReader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Converted(RowReader):
-    """Floats in the dtype of ``entry``, with the order and values of ``target``."""
+class Reordered(RowReader):
+    """Rows in the order and dtype of a file's form.
+
+    target: the order, and the values that follow from the model's. entry: has the dtype.
+    """
 
     of: RowReader
     target: StoredForm = MODEL_FORM
@@ -205,18 +208,18 @@ def matrix_rows(reader: RowReader, matrix: WeightMatrix) -> RowReader:
 
 def in_model_form(reader: RowReader) -> RowReader:
     """Return a reader of rows in the order of the model."""
-    return reader if reader.form.same_values(MODEL_FORM) else Converted(entry=reader.entry, of=reader)
+    return reader if reader.form.same_values(MODEL_FORM) else Reordered(entry=reader.entry, of=reader)
 
 
 def in_form(reader: RowReader, form: StoredForm) -> RowReader:
-    """Return a reader of rows in a file's form, in float32 where it asks."""
+    """Return a reader in a file's form, float32 where it asks."""
     if isinstance(reader, Strided):
         return replace(reader, of=in_form(reader.of, form))
-    entry, of = reader.entry, reader.of if isinstance(reader, Converted) else reader
+    entry, of = reader.entry, reader.of if isinstance(reader, Reordered) else reader
     # What a file of this format has in another dtype, its engine reads in that.
     if reader.layer is None and entry.form is None and form.float32 and entry.dtype in _NARROW:
         entry = with_dtype(entry, "F32")
-    return Converted(entry=entry, of=of, target=form)
+    return Reordered(entry=entry, of=of, target=form)
 
 
 def decoded_to(reader: RowReader, dtype: str) -> RowReader:

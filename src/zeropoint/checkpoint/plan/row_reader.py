@@ -1,7 +1,7 @@
 """Readers of a tensor's rows as floats.
 
-A reader of files (:class:`Stored`, :class:`~.decoded.Decoded`, :class:`~.gathered.Gathered`) may have others
-around it, each with one change (row_changes.py, folded.py).
+A reader of files (:class:`StoredFloats`, :class:`~.decoded.Decoded`, :class:`~.gathered.Gathered`) may have
+others around it, each with one change (row_changes.py, folded.py).
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _FEW_RUNS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReader(ABC):
-    """Reader of a tensor of floats; all axes but that of inputs count as rows.
+    """Reader of a tensor's rows as floats.
 
-    entry: its name, dtype and shape. of: the reader whose rows it changes; None reads files itself.
+    All axes but the input axis count as rows. entry: name, dtype and shape. of: the reader whose rows are
+    changed; None for a reader of files.
     """
 
     entry: TensorEntry
@@ -74,7 +75,7 @@ class RowReader(ABC):
         return out
 
     def codes(self, files: Files, rows: torch.Tensor) -> QuantizedTensor:
-        """Return some rows of one matrix in codes; ``rows`` counts over all matrices."""
+        """Return some rows of one matrix, numbered over all, in codes."""
         assert self.of is not None
         return self.of.codes(files, rows)
 
@@ -88,7 +89,7 @@ class RowReader(ABC):
         return self.of.code_columns(files, rows, columns)
 
     def view(self, buffer: Buffer, rows: int, columns: int | None = None) -> torch.Tensor:
-        """View the begin of a buffer as rows, of all columns unless given."""
+        """View the begin of a buffer as rows of floats."""
         columns = self.columns if columns is None else columns
         return torch.frombuffer(buffer, dtype=self.dtype, count=rows * columns).view(rows, columns)
 
@@ -144,7 +145,7 @@ class RowReader(ABC):
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """File name, offset of its first byte or code, and first row there."""
+        """File name, offset of the first byte or code, first row."""
         return (self.entry.file.name, self.entry.begin, 0) if self.of is None else self.of.place
 
     @property
@@ -184,7 +185,7 @@ class RowReader(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored(RowReader):
+class StoredFloats(RowReader):
     """Floats as they lie in a file."""
 
     @property
@@ -213,7 +214,7 @@ class Stored(RowReader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literal(RowReader):
-    """Bytes that lie in no file; ``entry`` says next to what they are written."""
+    """Bytes in memory, written next to what ``entry`` names."""
 
     data: bytes
 
@@ -266,7 +267,7 @@ def read_rows_of(reader: RowReader, files: Files, rows: torch.Tensor) -> torch.T
 def columns_of_codes(
     reader: RowReader, files: Files, rows: range, columns: tuple[int, int]
 ) -> QuantizedTensor:
-    """Return a band of columns of rows in codes, cut out of whole rows."""
+    """Return a band of columns in codes, cut from whole rows."""
     layer = reader.layer
     assert layer is not None
     height = math.lcm(reader.alignment, *extents(layer.weight, layer.shape, 0))

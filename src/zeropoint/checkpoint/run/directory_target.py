@@ -16,8 +16,9 @@ from ..read.file_names import JOURNAL
 from ..read.problems import is_of_data
 from ..read.storage import shown
 from .commit import Commit
-from .directory import OutputDirectory, write_at
+from .directory import OutputDirectory
 from .executor import Job
+from .folder import write_at
 from .manifest import last_files
 from .read_back import holds, read_back
 from .resume import State, begin

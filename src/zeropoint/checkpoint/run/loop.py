@@ -21,13 +21,13 @@ from ..measure.tensor_error import TensorError
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import require_statistics
 from ..plan.limits import give_back
-from ..plan.output import Output
+from ..plan.output_tensors import Output
 from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
 from .directory_target import DirectoryTarget
 from .executor import Executor, local
-from .existing import done_already, finished
 from .manifest import error_of
+from .resume import done_already, finished
 from .run_document import run_document
 from .store_target import StoreTarget
 from .target import Target

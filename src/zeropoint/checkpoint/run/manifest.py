@@ -35,8 +35,8 @@ from ...schemes.scale_rules import SIGNED, Search
 from ..measure.tensor_error import TensorError
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
+from ..plan.decisions import group_of
 from ..plan.identity import VERSION
-from ..plan.smaller_groups import group_of
 from ..plan.texts import Text
 from ..read.source import INDEX_SUFFIX
 from .unit_results import UnitResult

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..measure.tensor_error import error_document, worst
 from ..plan.plan_document import decision_document, engine_documents, scheme_document
 from ..plan.qualities import offered_quality
-from .advice import error_warnings, misfit_warnings
+from .advice import KeepingCost, error_warnings, keeping_cost, misfit_warnings
 from .expert_tokens import expert_tokens
-from .keeping import KeepingCost, keeping_cost
 
 if TYPE_CHECKING:
     from ..plan.checkpoint_plan import CheckpointPlan

@@ -17,7 +17,7 @@ from ...columns import LazySequence, StringTable, ordered
 from ..measure.tiles import needs_extremes
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.cuts import unit_lines
-from ..plan.output import Output, OutputTensor
+from ..plan.output_tensors import Output, OutputTensor
 
 UNIT_BYTES = 1 << 25
 """Bytes in a unit that is copied."""

@@ -38,10 +38,11 @@ from ..measure.tiles import Scratch, extremes_of, scales_in, widest
 from ..plan.cuts import Tile, tile_shape, tiles
 from ..plan.decoded import read_groups
 from ..plan.limits import Limits
-from ..plan.output import Output, OutputTensor
+from ..plan.output_tensors import Output, OutputTensor
 from ..plan.row_reader import Files, Literal
 from ..read.storage import OpenFile, open_file, shown
-from .directory import Partials, copy_range, write_at
+from .directory import Partials
+from .folder import copy_range, write_at
 from .unit_results import Hashes, ScanResult, UnitResult
 from .units import Span, Unit
 

@@ -16,7 +16,7 @@ from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
 from ..plan.expert_matrices import matrices
 from ..plan.row_changes import decoded_to, in_form
-from ..plan.row_reader import Literal, RowReader, Stored
+from ..plan.row_reader import Literal, RowReader, StoredFloats
 from ..plan.selection import WEIGHT_DTYPES, is_fused_experts, module_of
 from ..plan.tied import tied_copies
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
@@ -211,7 +211,7 @@ def _reader_of(entry: TensorEntry, original: Original) -> RowReader | None:
     reader = original.floats.readers.get(entry.name)
     first = original.source.entries.get(entry.name)
     if reader is None and first is not None and first.dtype in WEIGHT_DTYPES and (entry.form or first.form):
-        formed = in_form(Stored(entry=first), entry.form or MODEL_FORM)
+        formed = in_form(StoredFloats(entry=first), entry.form or MODEL_FORM)
         reader = None if formed.copied else formed
     if reader is None or entry.dtype not in WEIGHT_DTYPES or entry.shape != reader.entry.shape:
         return None

@@ -17,8 +17,7 @@ import torch
 
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import count, printable
-from ..plan.expert_matrices import WeightMatrix, matrices
-from ..plan.expert_stacks import with_stacks
+from ..plan.expert_matrices import WeightMatrix, matrices, with_stacks
 from ..plan.float_view import DecodedLayers, Floats
 from ..plan.row_changes import Strided, matrix_rows
 from ..plan.row_reader import RowReader

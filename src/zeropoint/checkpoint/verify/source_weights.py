@@ -12,8 +12,7 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ..plan.carried_scales import replacements
 from ..plan.converted_layers import same_inputs
 from ..plan.decisions import TensorDecision
-from ..plan.expert_matrices import WeightMatrix, matrices
-from ..plan.expert_stacks import with_stacks
+from ..plan.expert_matrices import WeightMatrix, matrices, with_stacks
 from ..plan.float_view import Floats, as_floats
 from ..plan.rescaled import folds_of, folds_text, rescaled_floats
 from ..plan.rotated import rotated_floats, saved_rotation

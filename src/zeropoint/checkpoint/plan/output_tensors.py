@@ -15,7 +15,7 @@ from ..read.storage import Place
 from ..read.tensor_entries import TensorEntry
 from .decoded import columns_alignment
 from .limits import value_bytes
-from .row_reader import Files, RowReader, Stored, numbers
+from .row_reader import Files, RowReader, StoredFloats, numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Output:
         spec = TensorSpec(suffix="", dtype="U8", shape=(size,))
         tensor = OutputTensor(name=name, spec=spec, shard=name, begin=0, nbytes=size)
         entry = TensorEntry(name=name, dtype="U8", shape=(size,), begin=0, nbytes=size, file=place)
-        return Output.written(Stored(entry=entry), tensor)
+        return Output.written(StoredFloats(entry=entry), tensor)
 
     @property
     def layer(self) -> LayerScheme:

@@ -29,10 +29,10 @@ from ..read.source import Source
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .expert_matrices import WeightMatrix, matrices
-from .output import Output, OutputTensor
 from .output_files import FiledTensor, OutputShard, joined_rows, model_files, without_gaps
+from .output_tensors import Output, OutputTensor
 from .row_changes import in_form, in_model_form, matrix_rows
-from .row_reader import RowReader, Stored
+from .row_reader import RowReader, StoredFloats
 from .selection import WEIGHT, is_fused_experts, module_of
 from .texts import Text
 
@@ -206,13 +206,13 @@ class Outputs:
         """Return the reader of floats or bytes that are written without quantization."""
         kept = self._actions.kept
         if number < len(kept):
-            reader = in_model_form(Stored(entry=kept[number]))
+            reader = in_model_form(StoredFloats(entry=kept[number]))
         else:
             reader = self._readers[number - len(kept)]
         return self._formed(reader, reader.entry.name)
 
     def _formed(self, reader: RowReader, name: str) -> RowReader:
-        """Return a reader of rows in their file form, by the tensor's name."""
+        """Return a reader in the file form of a tensor's name."""
         form = self._form(name, reader.entry.shape)
         return reader if form is None else in_form(reader, form)
 
