@@ -1,4 +1,4 @@
-"""Functions for the commands that run a model on data, with the same options."""
+"""Functions for the commands that run a model on data."""
 
 from __future__ import annotations
 

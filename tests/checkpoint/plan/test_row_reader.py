@@ -14,17 +14,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.checkpoint.plan.frozen_plans import SOURCES
 from tests.checkpoint.quantized_inputs import BLOCKS, FP8, fp8_layer
 from tests.checkpoint.written import CONFIG, quantize, save, tensors_of, weight
 from tests.peers import Peer
 from tests.tensors import same_bytes
 
 from zeropoint.checkpoint.plan.float_view import as_floats
+from zeropoint.checkpoint.plan.rescaled import rescaled_floats
 from zeropoint.checkpoint.plan.row_reader import RowReader
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file
 from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.errors import CheckpointError, UnsupportedError
+from zeropoint.methods.channels import ChannelFold
 
 converters = Peer("compressed_tensors.entrypoints.convert")
 finegrained_fp8 = Peer("transformers.integrations.finegrained_fp8")
@@ -279,3 +282,16 @@ def test_codes_next_to_those_that_the_configuration_describes_are_refused(tmp_pa
     (folder / "config.json").write_bytes((tmp_path / "out" / "config.json").read_bytes())
     with pytest.raises(CheckpointError, match=r"it holds 'a\.qweight', I32.*does not say how"):
         as_floats(open_source(folder))
+
+
+def test_channels_are_rescaled_in_the_order_of_the_model_where_a_file_has_another(tmp_path: Path) -> None:
+    write, _ = SOURCES["gguf"]
+    floats = as_floats(open_source(write(tmp_path)))
+    plain = floats.reader(floats.source.entries[Q])
+    assert plain.of is not None
+    assert plain.of.form.rows is not None
+    fold = ChannelFold(rows=torch.arange(256).remainder(9) * 8)
+    changed = rescaled_floats(floats, {Q: fold}).reader(plain.entry)
+    with opened({Q: plain}) as files:
+        before, after = (reader.read(files, 0, 256, bytearray(256 * 512)) for reader in (plain, changed))
+    assert same_bytes(after, fold.of(before))
