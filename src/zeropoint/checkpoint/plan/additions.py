@@ -21,13 +21,12 @@ from ..read.source import CONFIG, MAX_JSON_BYTES, Source
 from ..read.storage import exists, open_file, shown
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan
-from .config_and_index import MANIFEST, graph_texts, index_name, index_text, readable
+from .config_and_index import MANIFEST, companions, graph_texts, index_name, index_text, readable
 from .float_view import Floats
 from .limits import Limits
 from .output_table import Outputs
 from .recipe import RecipeText
 from .row_reader import NewTensor
-from .selection import Selection
 from .texts import Text
 
 
@@ -44,14 +43,15 @@ def plan_with(
     actions = Actions.copying(floats, [tensor.reader for tensor in added])
     outputs = Outputs(source, actions, codec)
     texts = {index_name(source): Text.of(index_text(outputs)), **texts}
-    companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
     return CheckpointPlan(
-        source=source, codec=codec, recipe=_COPY, selection=Selection(),
-        decisions=actions.decisions, outputs=outputs, texts=texts,
-        limits=limits.reserve(source.entries, outputs.by_name), notes=(*source.notes, *notes),
-        companions={path: source.size_of(path) for path in companions},
+        outputs=outputs,
+        recipe=_COPY,
+        texts=texts,
+        companions=companions(outputs, texts),
+        notes=(*source.notes, *notes),
+        limits=limits.reserve(source.entries, outputs.by_name),
         earlier=Text.of(_about_weights(source, ())),
-    )  # fmt: skip
+    )
 
 
 def with_trained(plan: CheckpointPlan, modules: Collection[str]) -> CheckpointPlan:
@@ -65,7 +65,7 @@ def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPl
     outputs = plan.outputs.with_added(readers)
     name = index_name(plan.source)
     texts = {name: Text.of(index_text(outputs))} if name in plan.texts else {}
-    texts |= graph_texts(plan.source, plan.decisions, outputs, plan.codec)
+    texts |= graph_texts(outputs)
     return replace(plan, outputs=outputs, texts={**plan.texts, **texts}, limits=plan.limits.reserve(readers))
 
 

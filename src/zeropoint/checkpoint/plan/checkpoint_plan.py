@@ -29,7 +29,7 @@ from ..read.source import Source
 from ..read.storage import shown
 from .actions import Actions, configuration_notes, omission_notes, source_notes
 from .carried_scales import NOTHING, replacements
-from .config_and_index import MANIFEST, index_and_config
+from .config_and_index import companions, index_and_config
 from .converted_layers import conversions
 from .cuts import tile_bytes, tile_shape
 from .decisions import TensorDecision, decide, split_sets
@@ -66,20 +66,17 @@ class SolvedWeight(NamedTuple):
 class CheckpointPlan(Result):
     """Everything that a run does; see the module.
 
-    codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
-    the small files that are written, the index and the configuration. companions: path to bytes of the files
-    that are copied. notes: sentences for the report. solved: codes of weights, by module.
-    rotation: of the model, or None. folds: what rescaled channels mean for tensors, by name. earlier: what an
-    earlier run said of each weight, which is copied, as ``[module, record]`` in a line of JSON each. asked: a
-    digest of all that solved weights follow from, known before they are; empty where none are solved.
+    recipe, selection: what was asked for. texts: name to content of the small files that are written, the
+    index and the configuration. companions: path to bytes of the files that are copied. notes: sentences for
+    the report. solved: codes of weights, by module. rotation: of the model, or None. folds: what rescaled
+    channels mean for tensors, by name. earlier: what an earlier run said of each weight, which is copied, as
+    ``[module, record]`` in a line of JSON each. asked: a digest of all that solved weights follow from, known
+    before they are; empty where none are solved.
     """
 
-    source: Source
-    codec: Codec
-    recipe: RecipeText
-    selection: Selection
-    decisions: Sequence[TensorDecision]
     outputs: Outputs
+    recipe: RecipeText
+    selection: Selection = field(default_factory=Selection)
     texts: Mapping[str, Text]
     companions: Mapping[Path, int]
     notes: tuple[str, ...]
@@ -90,6 +87,21 @@ class CheckpointPlan(Result):
     folds: Mapping[str, ChannelFold] = field(default_factory=dict)
     earlier: Text | None = None
     asked: str = ""
+
+    @property
+    def source(self) -> Source:
+        """The checkpoint that is read."""
+        return self.outputs.source
+
+    @property
+    def codec(self) -> Codec:
+        """Layout of the files that are written."""
+        return self.outputs.codec
+
+    @property
+    def decisions(self) -> Sequence[TensorDecision]:
+        """Decision about each tensor of the source, with its reason."""
+        return self.outputs.actions.decisions
 
     @property
     def weights(self) -> Sequence[Output]:
@@ -290,9 +302,7 @@ def make_plan(
     outputs = Outputs(source, actions, codec)
     limits = limits.reserve(source.entries, outputs.by_name)
     remarks = codec.model_format.remarks(model_files(source, source.shards[0], outputs.layers))
-    texts, remarks_of_files = index_and_config(
-        floats, decisions, outputs, codec, staying=actions.staying, cache=more.cache
-    )
+    texts, remarks_of_files = index_and_config(outputs, cache=more.cache)
     notes = list[str]()
     if rotation is not None:
         texts = {**texts, ROTATED: Text.of(rotation_text(rotation))}
@@ -300,17 +310,19 @@ def make_plan(
         notes += rotation_notes(floats, plain.source, rotation, methods)
     if folds:
         texts = {**texts, RESCALED: Text.of(folds_text(folds))}
-    companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
+    notes += [*source_notes(floats.source, decisions), *configuration_notes(texts), *split, *actions.notes()]
+    notes += [*remarks, *remarks_of_files, *omission_notes(omitted, codec), *more.notes]
     plan = CheckpointPlan(
-        source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
-        outputs=outputs, texts=texts, limits=limits, rotation=rotation, folds=folds or {},
-        notes=(
-            *source.notes, *notes, *source_notes(floats.source, decisions), *configuration_notes(texts),
-            *split, *actions.notes(), *remarks, *remarks_of_files, *omission_notes(omitted, codec),
-            *more.notes,
-        ),
-        companions={path: source.size_of(path) for path in companions},
-    )  # fmt: skip
+        outputs=outputs,
+        recipe=text,
+        selection=selection,
+        texts=texts,
+        companions=companions(outputs, texts),
+        notes=(*source.notes, *notes),
+        limits=limits,
+        rotation=rotation,
+        folds=folds or {},
+    )
     for weight in kinds_of(plan.processed):
         tile_shape(weight, limits)
         require_order(weight)

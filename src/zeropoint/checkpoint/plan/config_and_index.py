@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from ...architectures import Config
 from ...codecs.containers import CONTAINERS
@@ -18,6 +19,7 @@ from ...loaded_names import loaded_parameters
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
 from ..read.tensor_entries import Entries
+from .actions import Actions
 from .decisions import TensorDecision
 from .expert_matrices import matrices
 from .float_view import Floats
@@ -30,18 +32,14 @@ MANIFEST = "zeropoint_manifest.json"
 """File of a run's digests and error statistics; a source's is not copied."""
 
 
-def index_and_config(
-    floats: Floats, decisions: Sequence[TensorDecision], outputs: Outputs, codec: Codec, *,
-    staying: Sequence[TensorDecision] = (), cache: bool = False,
-) -> tuple[dict[str, Text], tuple[str, ...]]:  # fmt: skip
+def index_and_config(outputs: Outputs, *, cache: bool = False) -> tuple[dict[str, Text], tuple[str, ...]]:
     """Return the index, the configuration, and the other files of the codec.
 
-    By file name, with notes on them. outputs: of all output tensors. staying: layers that keep the codes
-    which the configuration of ``floats`` describes. cache: whether scales of a cache are among the tensors.
+    By file name, with notes on them. cache: whether scales of a cache are among the tensors.
     """
-    source = floats.source
+    source, codec = outputs.actions.floats.source, outputs.codec
     texts = {index_name(source): Text.of(index_text(outputs))} if CONTAINERS[codec.container].indexed else {}
-    documents = _config(floats, decisions, outputs, codec, staying=staying)
+    documents = _config(outputs, outputs.actions)
     if cache:
         documents = _with_cache(documents, codec)
     config = documents.section
@@ -61,15 +59,19 @@ def index_and_config(
     return texts, documents.notes
 
 
-def graph_texts(
-    source: Source, decisions: Sequence[TensorDecision], outputs: Outputs, codec: Codec
-) -> dict[str, Text]:
+def graph_texts(outputs: Outputs) -> dict[str, Text]:
     """Return the result's graph with its tensors' places, if it has one."""
-    if not CONTAINERS[codec.container].has_graph:
+    if not CONTAINERS[outputs.codec.container].has_graph:
         return {}
-    floats = Floats(source=source, readers={}, config=None)
-    documents = _config(floats, decisions, outputs, codec, staying=())
+    floats = Floats(source=outputs.source, readers={}, config=None)
+    documents = _config(outputs, replace(outputs.actions, floats=floats, staying=()))
     return {name: Text.of(each) for name, each in documents.files.items() if isinstance(each, bytes)}
+
+
+def companions(outputs: Outputs, texts: Collection[str]) -> dict[Path, int]:
+    """Return the bytes of the copied files: all but those of ``texts`` and a manifest."""
+    paths = outputs.actions.floats.source.companions
+    return {path: outputs.source.size_of(path) for path in paths if str(path) not in (*texts, MANIFEST)}
 
 
 def index_name(source: Source) -> str:
@@ -107,15 +109,16 @@ def readable(text: Text) -> Text:
     return text
 
 
-def _config(
-    floats: Floats, decisions: Sequence[TensorDecision], outputs: Outputs, codec: Codec, *,
-    staying: Sequence[TensorDecision],
-) -> Documents:  # fmt: skip
-    """Return the codec's configuration files; nothing where nothing is quantized."""
+def _config(outputs: Outputs, actions: Actions) -> Documents:
+    """Return the codec's configuration files; nothing where nothing is quantized.
+
+    actions: of ``outputs``, whose floats may be others.
+    """
+    floats, decisions = actions.floats, actions.decisions
     if not any(decision.quantized for decision in decisions):
         return Documents(section=None)
     family, entries = floats.source.config or {}, floats.source.entries
-    codes = {decision.entry.name for decision in staying}
+    codes = {decision.entry.name for decision in actions.staying}
 
     def modules() -> Iterator[Module]:
         for decision in decisions:
@@ -139,7 +142,7 @@ def _config(
         family=family, previous=floats.config or {}, tensors=tensors, graph=floats.source.graph,
     )  # fmt: skip
     with reading("the configuration of the source cannot be carried over", "correct it, or remove it"):
-        return codec.documents(contents)
+        return outputs.codec.documents(contents)
 
 
 def _with_cache(documents: Documents, codec: Codec) -> Documents:

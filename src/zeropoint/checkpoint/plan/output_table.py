@@ -42,15 +42,16 @@ class Outputs:
 
     kept, restored, weights: each of these. added: what is written. all: one after the other; output tensors
     are numbered in the same order. shards: the files. by_name: every output tensor, by name.
-    Raises CheckpointError when two would have one name, and when a header exceeds what loaders read.
+    source, actions, codec: what they are made from. Raises CheckpointError when two would have one name, and
+    when a header exceeds what loaders read.
     """
 
     def __init__(self, source: Source, actions: Actions, codec: Codec) -> None:
-        self._container, self._codec = CONTAINERS[codec.container], codec
+        self._container, self.codec = CONTAINERS[codec.container], codec
         self._config = actions.floats.source.config or {}
         files = self._container.files(source.shards)
-        self._actions, self._entries = actions, actions.floats.source.entries
-        self._of, self._weight = (source, codec), functools.lru_cache(_RECENT)(self._make_weight)
+        self.actions, self._entries = actions, actions.floats.source.entries
+        self.source, self._weight = source, functools.lru_cache(_RECENT)(self._make_weight)
         self._readers = (*actions.restored, *actions.added)
         self._shards = tuple(dict.fromkeys(files))
         self.layers: tuple[LayerScheme, ...] = tuple(
@@ -102,8 +103,8 @@ class Outputs:
 
     def with_added(self, added: Sequence[RowReader]) -> Outputs:
         """Return the outputs with some more added tensors."""
-        source, codec = self._of
-        return Outputs(source, replace(self._actions, added=(*self._actions.added, *added)), codec)
+        actions = replace(self.actions, added=(*self.actions.added, *added))
+        return Outputs(self.source, actions, self.codec)
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +155,7 @@ class Outputs:
 
     def _draft(self, shards: Mapping[str, int]) -> None:
         """Lay down all tensors in columns."""
-        actions = self._actions
+        actions = self.actions
         for number in range(len(actions.kept) + len(self._readers)):
             entry = self._reader(number).entry
             # Its dtype may be one that torch has not.
@@ -180,7 +181,7 @@ class Outputs:
     def _gather(self) -> dict[str, str]:
         """Move parts of stacked tensors into one file; return new names."""
         files: dict[str, int] = {}
-        if not self._codec.model_format.stack or len(self._shards) == 1:
+        if not self.codec.model_format.stack or len(self._shards) == 1:
             return {name: name for name in self._shards}
         for number, file in enumerate(self._file):
             form = self._filed(number).form
@@ -204,7 +205,7 @@ class Outputs:
 
     def _reader(self, number: int) -> RowReader:
         """Return the reader of floats or bytes that are written without quantization."""
-        kept = self._actions.kept
+        kept = self.actions.kept
         if number < len(kept):
             reader = in_model_form(StoredFloats(entry=kept[number]))
         else:
@@ -217,7 +218,7 @@ class Outputs:
         return reader if form is None else in_form(reader, form)
 
     def _form(self, name: str, shape: tuple[int, ...]) -> StoredForm | None:
-        return self._codec.model_format.stored_form(name, shape, self._config)
+        return self.codec.model_format.stored_form(name, shape, self._config)
 
     def _written(self, number: int) -> Output:
         return Output.written(self._reader(number), self.at(number))
@@ -230,7 +231,7 @@ class Outputs:
         name = entry.name if self._matrix[number] < 0 else f"{matrix.module}{WEIGHT}"
         return Output(
             module=matrix.module,
-            reader=matrix_rows(self._formed(self._actions.floats.reader(entry), name), matrix),
+            reader=matrix_rows(self._formed(self.actions.floats.reader(entry), name), matrix),
             shape=matrix.shape,
             to=layer,
             tensors=tuple(map(self.at, range(first, end))),
@@ -279,7 +280,7 @@ class Outputs:
             by_shard[file].append(number)
         for name, numbers in zip(self._shards, by_shard, strict=True):
             found = ordered(numbers, self._in_file)
-            fixed, counts = self._codec.model_format.fixed(self._config), array("I")
+            fixed, counts = self.codec.model_format.fixed(self._config), array("I")
             rows = joined_rows(found, self._filed, counts)
             head = self._container.head(itertools.chain(fixed, rows), metadata[name])
             left = iter(found)
@@ -290,7 +291,7 @@ class Outputs:
 
     def _rank(self, number: int) -> int:
         """Return the primary sort key: dtype, or position in the source."""
-        if not self._container.keeps_order or self._of[0].container is not self._container:
+        if not self._container.keeps_order or self.source.container is not self._container:
             return self._container.order(self._specs[self._kind[number]].dtype)
         at = self._owner(number) - self._base
         found = self._entries.number(self._reader(number).entry.name) if at < 0 else self._entry[at]
