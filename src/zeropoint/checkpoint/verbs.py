@@ -321,9 +321,13 @@ def verify_checkpoint(
 
 @by_signature
 def compare_checkpoints(
-    a: Place | str, b: Place | str,
-    *, workers: int | None = None, max_memory: int | str | None = None, progress: Shown = False,
-) -> Comparison:  # fmt: skip
+    a: Place | str,
+    b: Place | str,
+    *,
+    workers: int | None = None,
+    max_memory: int | str | None = None,
+    progress: Shown = False,
+) -> Comparison:
     """Compare the decoded values of two checkpoints in any layouts.
 
     This is ``zeropoint compare``; ``found.equality.of_bits`` says whether all values are equal.

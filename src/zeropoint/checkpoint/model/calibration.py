@@ -86,9 +86,13 @@ def require_text(plan: CheckpointPlan, given: Given) -> None:
 
 
 def mean_squares(
-    source: Source, weights: Iterable[Output], given: Given, limits: Limits,
-    *, progress: bool = False,
-) -> StatisticsOfModules:  # fmt: skip
+    source: Source,
+    weights: Iterable[Output],
+    given: Given,
+    limits: Limits,
+    *,
+    progress: bool = False,
+) -> StatisticsOfModules:
     """Return the mean squares of the inputs of weights, by module.
 
     The other arguments are as for :func:`calibrated`, which says what is raised. Weights that are no Linear
@@ -121,9 +125,13 @@ class _Observed:
 
 
 def _observed(
-    source: Source, wanted: Mapping[str, Output], run: AbstractContextManager[RunningModel],
-    *, static: Collection[LayerScheme] = (), progress: bool = False,
-) -> _Observed:  # fmt: skip
+    source: Source,
+    wanted: Mapping[str, Output],
+    run: AbstractContextManager[RunningModel],
+    *,
+    static: Collection[LayerScheme] = (),
+    progress: bool = False,
+) -> _Observed:
     """Run the model, and return the statistics that ``wanted`` needs."""
     odd = next((module for module in wanted if is_transposed(module, source.config or {})), None)
     if odd is not None:

@@ -95,9 +95,7 @@ def running(
         )
         model.config.use_cache = config.use_cache = False
         blocks = _blocks(model, remedy)
-        spare = _spare_memory(
-            limits, model, blocks, batches, hidden=config.hidden_size, vocabulary=vocabulary
-        )
+        spare = _spare_memory(limits, model, blocks, batches)
         windows = [batch["input_ids"] for batch in batches]
         own = not isinstance(given, list) and Windows.of(given).is_own
         if own:
@@ -178,10 +176,7 @@ def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:
     return tuple(f"{name}.{key}" for key, _ in outer[name].named_children())
 
 
-def _spare_memory(
-    limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches,
-    *, hidden: int, vocabulary: int,
-) -> int:  # fmt: skip
+def _spare_memory(limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches) -> int:
     """Return the bytes of ``max_memory`` that running the model leaves free.
 
     Running takes one block, the layers outside of blocks, and activations: of a GPU, where models run on one,
@@ -191,7 +186,9 @@ def _spare_memory(
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
     item = next(model.parameters()).dtype.itemsize
     tokens = [batch["input_ids"].numel() for batch in batches]
-    passing, logits = sum(tokens) * hidden * item, max(tokens) * vocabulary * 4
+    config: Any = model.config
+    hidden: int = config.get_text_config().hidden_size
+    passing, logits = sum(tokens) * hidden * item, max(tokens) * _sizes(model)[1] * 4
     outside, running = every - sum(inside), 2 * max(inside) + passing + logits
     on_host = limits.base_memory + (max(outside, *inside) if limits.on_gpu else outside + running)
     host = limits.max_memory - on_host

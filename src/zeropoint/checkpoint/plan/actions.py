@@ -48,9 +48,13 @@ class Actions:
 
     @staticmethod
     def of(
-        floats: Floats, decisions: Sequence[TensorDecision], tied: Mapping[str, str], *, every: bool,
+        floats: Floats,
+        decisions: Sequence[TensorDecision],
+        tied: Mapping[str, str],
+        *,
+        every: bool,
         more: Replacements = NOTHING,
-    ) -> Actions:  # fmt: skip
+    ) -> Actions:
         """Return the actions for ``decisions``.
 
         tied: heads that are copies of an embedding. every: whether layers that are quantized already and not

@@ -283,9 +283,8 @@ def make_plan(
     more = NOTHING
     if converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT
-        decisions = conversions(
-            floats.source, decisions, floats.quantized, codec, to=_only_layer(recipe, codec), requantize=anew
-        )
+        only = _only_layer(recipe, codec)
+        decisions = conversions(floats, decisions, codec, only, requantize=anew)
         more = replacements(floats, decisions, codec, requantize=anew)
     merged = mixture is None and not MERGING.isdisjoint(codec.usual)
     split = split_sets(decisions) if merged else []

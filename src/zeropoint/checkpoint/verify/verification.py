@@ -147,10 +147,14 @@ class Verification(Result):
 
 
 def verify(
-    path: Place | str, against: Place | str | None = None, *, limits: Limits | None = None,
-    require_manifest: bool = False, of_outputs: OutputCheck | None = None,
+    path: Place | str,
+    against: Place | str | None = None,
+    *,
+    limits: Limits | None = None,
+    require_manifest: bool = False,
+    of_outputs: OutputCheck | None = None,
     on_progress: Progress | None = None,
-) -> Verification:  # fmt: skip
+) -> Verification:
     """Return the verification of ``path``, compared with the original when given.
 
     Args:
@@ -314,9 +318,13 @@ class _Work:
     """
 
     def __init__(
-        self, stored: StoredLayers, original: Original | None, manifest: Manifest | None, limits: Limits,
+        self,
+        stored: StoredLayers,
+        original: Original | None,
+        manifest: Manifest | None,
+        limits: Limits,
         files: OpenFiles,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.proofs = Proofs(stored.layers)
         self.problems: list[Problem] = []
         self.hashed = 0
