@@ -19,8 +19,8 @@ from ..shown import PAGE, with_page
 from .cluster.ray import RayExecutor
 from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.file import PlanFile
+from .plan.learned_data import of_lower_quality
 from .plan.limits import Limits
-from .plan.qualities import of_lower_quality
 from .plan.recipe import RecipeText, codec_for, require_blocks
 from .plan.selection import DequantizePolicy, Selection
 from .read.file_names import REPORT

@@ -18,11 +18,10 @@ from ..checkpoint.measure.equality import Equality
 from ..checkpoint.measure.tensor_error import TensorError, worst
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.decisions import TensorDecision
-from ..checkpoint.plan.qualities import offered_quality
+from ..checkpoint.plan.learned_data import offered_quality
 from ..checkpoint.plan.selection import Why
 from ..checkpoint.plan.verdicts import verdicts
-from ..checkpoint.run.advice import error_warnings, keeping_cost, misfit_warnings
-from ..checkpoint.run.expert_tokens import expert_tokens
+from ..checkpoint.run.advice import error_warnings, expert_tokens, keeping_cost, misfit_warnings
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection

@@ -7,10 +7,9 @@ gives the same. Where a scale is one for the whole tensor, its extremes are foun
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,7 @@ from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import layer_data
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.output_tensors import Output
-from ..checkpoint.read.storage import OpenFile, Place, open_file
+from ..checkpoint.read.storage import OpenFiles
 from ..codecs.block_extents import blocks
 from ..errors import NonFiniteError, ZeropointError, option, printable
 from ..methods import LayerData, Scope, method_named
@@ -125,7 +124,7 @@ class _Reading(Task):
 
     def tiles(self, buffer: bytearray) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the first row of each tile, and the tile in ``buffer``."""
-        with _files(self.of) as files:
+        with OpenFiles() as files:
             for start in range(0, self.of.shape[0], self._rows):
                 count = min(self._rows, self.of.shape[0] - start)
                 yield start, self.of.reader.read(files, start, count, buffer)
@@ -258,13 +257,3 @@ class _Extremes:
 
 def _set(plan: CheckpointPlan, to: Output) -> tuple[int, str]:
     return id(plan), to.share or to.module
-
-
-@contextlib.contextmanager
-def _files(to: Output) -> Iterator[Mapping[Place, OpenFile]]:
-    with ExitStack() as stack:
-        files = {}
-        for place in to.reader.files:
-            files[place] = open_file(place)
-            stack.callback(files[place].close)
-        yield files

@@ -24,11 +24,11 @@ from ..checkpoint.call_options import (
     selection_of,
 )
 from ..checkpoint.model.calibration import calibrated
+from ..checkpoint.model.forward_pass import compared
 from ..checkpoint.model.graph_export import graph_of
 from ..checkpoint.model.importance import with_importance
 from ..checkpoint.model.running_model import tokens_digest_of
 from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
-from ..checkpoint.model.short_run import compared
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
 from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Windows, requested_windows

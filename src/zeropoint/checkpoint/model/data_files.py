@@ -15,8 +15,8 @@ import torch
 from ...errors import CalibrationError, CheckpointError, size_of
 from ...own_files import reason_of
 from ..read.safetensors_file import parse_header
-from ..read.storage import open_regular, shown
-from .loading import Files, read_tensor
+from ..read.storage import OpenFiles, open_regular, shown
+from .loading import read_tensor
 
 TEXT_OF_IDS = ".safetensors"
 TEXT_BYTES = 4 << 20
@@ -67,7 +67,7 @@ def read_tensors(path: Path | str, *, what: str, most: int, remedy: str) -> dict
                 f"{shown(path)} holds {size_of(nbytes)} of {what}, above the limit of {size_of(most)}; "
                 "store fewer"
             )
-        with Files() as files:
+        with OpenFiles() as files:
             return {name: read_tensor(entry, files) for name, entry in table.items()}
     except CheckpointError as error:
         raise CalibrationError(f"{what} {shown(path)} cannot be read: {error}; {remedy}") from error

@@ -37,9 +37,8 @@ from ..plan.row_reader import NewTensor
 from ..read.decoding import read_rows
 from ..read.quantized_layers import StoredLayer, configuration
 from ..read.source import Source
-from ..read.storage import shown
-from .loading import Files
-from .rounded_inputs import rounded_inputs
+from ..read.storage import OpenFiles, shown
+from .forward_pass import rounded_inputs
 from .running_model import RunningModel, running
 from .solved_weights import SolvedFolder, windows_at_once
 from .tokens import Given
@@ -96,7 +95,7 @@ def distilled(
     source, quantized, limits = asked.source, asked.quantized, plan.limits
     rotation = saved_rotation(quantized) if saved_rotation(source) is None else None
     seen = None if rotation is None else functools.partial(rotated_floats, rotation=rotation)
-    with running(source, asked.given, limits, remedy=_REMEDY, seen=seen) as teacher, Files() as files:
+    with running(source, asked.given, limits, remedy=_REMEDY, seen=seen) as teacher, OpenFiles() as files:
         # What is free on a GPU is asked of the GPU, where the first model lies already.
         left = (
             limits
@@ -154,7 +153,7 @@ class _Layer:
 class _Scales:
     """Trained scales of each block, and the result folder, by block."""
 
-    def __init__(self, model: RunningModel, files: Files, asked: Distillation, folder: Path) -> None:
+    def __init__(self, model: RunningModel, files: OpenFiles, asked: Distillation, folder: Path) -> None:
         self._model, self._files, self._asked, self._folder = model, files, asked, folder
         # Sums of a GPU are rounded in another order, so that scales of both are not mixed.
         self._mark = "" if model.device == CPU else f", on {model.device.type}"

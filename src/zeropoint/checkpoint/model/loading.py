@@ -34,7 +34,7 @@ from ...training import FakeQuantize
 from ..read.decoding import read_lines
 from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
-from ..read.storage import OpenFile, Place, open_file, shown
+from ..read.storage import OpenFile, OpenFiles, Place, shown
 from ..read.tensor_entries import TensorEntry
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .parts import layer_scheme_of, whole_scale
@@ -58,7 +58,7 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
     require_model(model)
     source = open_source(directory)
     target = model if inplace else copy.deepcopy(model)
-    with Files() as files, unfused(target) as root:
+    with OpenFiles() as files, unfused(target) as root:
         linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
         rows = {name: m.out_features for name, m in linears.items() if TRANSPOSED not in vars(m)}
@@ -71,21 +71,6 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
         codec = stored.layers[0].codec if stored.layers else DEFAULT
     records = tuple(_record(name, layer, codec) for name, layer in made.items())
     return Conversion(model=guarded(result), layers=records)
-
-
-class Files(dict[Place, OpenFile]):
-    """Files opened on first use, and closed at the end."""
-
-    def __missing__(self, place: Place) -> OpenFile:
-        self[place] = file = open_file(place)
-        return file
-
-    def __enter__(self) -> Files:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        for file in self.values():
-            file.close()
 
 
 def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, nn.Linear]) -> StoredLayers:

@@ -27,9 +27,9 @@ from ...ops.devices import CPU, exact_products, free_bytes
 from ..plan.float_view import Floats, as_floats
 from ..plan.limits import Limits
 from ..read.source import Source
-from ..read.storage import shown
+from ..read.storage import OpenFiles, shown
 from .empty_model import empty_model
-from .loading import Files, fill, read_tensor
+from .loading import fill, read_tensor
 from .own_tokens import generate, require_memory
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .statistics_file import tokens_digest
@@ -80,7 +80,7 @@ def running(
     device = limits.device
     with reading(what, remedy, UnsupportedError, system=True), torch.no_grad(), ExitStack() as stack:
         stack.enter_context(exact_products(device))
-        files = stack.enter_context(Files())
+        files = stack.enter_context(OpenFiles())
         floats = as_floats(source, dtype=dtype)
         floats = floats if seen is None else seen(floats)
         model = empty_model(floats.source, limits, remedy, dtype)
@@ -122,7 +122,7 @@ def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype)
     dtype: of weights and activations. remedy: what to do instead, for messages. Raises UnsupportedError where
     transformers does not build the model, CheckpointError where its weights do not fit the files.
     """
-    with Files() as files, torch.no_grad():
+    with OpenFiles() as files, torch.no_grad():
         floats = as_floats(source, dtype=dtype)
         model: nn.Module = empty_model(floats.source, limits, remedy, dtype)
         _Weights(model, floats, files, remedy, CPU).read()
@@ -221,7 +221,7 @@ class _Weights:
     """
 
     def __init__(
-        self, model: nn.Module, floats: Floats, files: Files, remedy: str, device: torch.device
+        self, model: nn.Module, floats: Floats, files: OpenFiles, remedy: str, device: torch.device
     ) -> None:
         self._model, self._floats, self._files, self._remedy = model, floats, files, remedy
         self._root, self._device = model, device

@@ -30,8 +30,8 @@ from ...own_files import FileKind, OwnFile
 from ...stats import GramMatrix, MeanSquare, State, Statistics
 from ..read.safetensors_file import Header, parse_header
 from ..read.source import Source
-from ..read.storage import shown
-from .loading import Files, read_tensor
+from ..read.storage import OpenFiles, shown
+from .loading import read_tensor
 
 MARK, VERSION = "zeropoint_statistics", "1"
 STATISTICS = FileKind("statistics", MARK.encode())
@@ -47,7 +47,7 @@ def mark_of(source: Source) -> str:
     for name in names:
         entry = source.entries[name]
         total.update(f"{name}\0{entry.dtype}\0{tuple(entry.shape)}\n".encode())
-    with Files() as files:
+    with OpenFiles() as files:
         for name in names[:: max(1, len(names) // _SAMPLED)]:
             entry = source.entries[name]
             piece = bytearray(min(entry.nbytes, _SAMPLE))
@@ -161,7 +161,7 @@ class SavedStatistics:
 
     def __init__(self, paths: Iterable[Path | str], source: Source) -> None:
         self.paths = tuple(map(Path, paths))
-        self._files = Files()
+        self._files = OpenFiles()
         self._headers = [parse_header(path) for path in self.paths]
         self.model = mark_of(source)
         found = [self._read(path, head) for path, head in zip(self.paths, self._headers, strict=True)]

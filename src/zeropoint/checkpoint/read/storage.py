@@ -116,6 +116,21 @@ def open_file(path: Place) -> OpenFile:
     return LocalFile(path)
 
 
+class OpenFiles(dict[Place, OpenFile]):
+    """Files opened on first use, and closed at the end of a block."""
+
+    def __missing__(self, path: Place) -> OpenFile:
+        self[path] = file = open_file(path)
+        return file
+
+    def __enter__(self) -> OpenFiles:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for file in self.values():
+            file.close()
+
+
 def read_small(path: Place, *, limit: int) -> tuple[bytes, Stamp]:
     """Return the content of a small file, and its stamp.
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import glob
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ from ...codecs.layer_schemes import layer_scheme, preset_layers
 from ...codecs.protocol import LayerScheme
 from ...errors import ZeropointError, count, option, printable, size_of
 from ..measure.tensor_error import TensorError, worst
-from ..plan.checkpoint_plan import CheckpointPlan, make_plan
+from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, make_plan
 from ..plan.decisions import TensorDecision, misfit
 from ..plan.limits import give_back
 from ..plan.output_tensors import Output
@@ -214,3 +216,53 @@ def _common(names: Sequence[str]) -> str:
     """
     parts = zip(*(name.split(".") for name in names), strict=False)
     return ".".join(same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, parts))
+
+
+_EXPERT = re.compile(r"(?P<layer>(?:.*\.)?experts)\.(?:[^.]+\.)*?(?P<number>\d+)(?:\..*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTokens:
+    """Tokens of the solved experts of one layer.
+
+    layer: the name of its experts. experts: how many were solved. fewest, median, most: tokens of one.
+    without: experts that got none, and have taken all that is known of their inputs from the others.
+    """
+
+    layer: str
+    experts: int
+    fewest: int
+    median: float
+    most: int
+    without: int
+
+
+def expert_tokens(solved: Mapping[str, SolvedWeight]) -> tuple[ExpertTokens, ...]:
+    """Return the tokens of each layer with experts, in order of weights.
+
+    solved: weights by module, an expert's may have other counts, where a value of an input
+    was not finite; the least counts.
+    """
+    return tokens_by_layer((module, weight.loss.own) for module, weight in solved.items())
+
+
+def tokens_by_layer(own: Iterable[tuple[str, int]]) -> tuple[ExpertTokens, ...]:
+    """Return the tokens of each layer with experts, from each weight's."""
+    layers: dict[str, dict[int, int]] = {}
+    for module, tokens in own:
+        found = _EXPERT.fullmatch(module)
+        if found is not None:
+            counts = layers.setdefault(found["layer"], {})
+            number = int(found["number"])
+            counts[number] = min(tokens, counts.get(number, tokens))
+    return tuple(
+        ExpertTokens(
+            layer=layer,
+            experts=len(counts),
+            fewest=min(counts.values()),
+            most=max(counts.values()),
+            median=statistics.median(counts.values()),
+            without=sum(not n for n in counts.values()),
+        )
+        for layer, counts in layers.items()
+    )

@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..measure.tensor_error import error_document, worst
+from ..plan.learned_data import offered_quality
 from ..plan.plan_document import decision_document, engine_documents, scheme_document
-from ..plan.qualities import offered_quality
-from .advice import KeepingCost, error_warnings, keeping_cost, misfit_warnings
-from .expert_tokens import expert_tokens
+from .advice import KeepingCost, error_warnings, expert_tokens, keeping_cost, misfit_warnings
 
 if TYPE_CHECKING:
     from ..plan.checkpoint_plan import CheckpointPlan

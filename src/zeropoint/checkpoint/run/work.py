@@ -7,10 +7,9 @@ depend on their size.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -40,7 +39,7 @@ from ..plan.decoded import read_groups
 from ..plan.limits import Limits
 from ..plan.output_tensors import Output, OutputTensor
 from ..plan.row_reader import Files, Literal
-from ..read.storage import OpenFile, open_file, shown
+from ..read.storage import OpenFile, OpenFiles, shown
 from .directory import Partials
 from .folder import copy_range, write_at
 from .unit_results import Hashes, ScanResult, UnitResult
@@ -82,7 +81,7 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> ScanResult:
     """
     of, found, scales = unit.output, list[tuple[float, float]](), array("d")
     means = of.layer.codec.needs_mean(of.layer)
-    with _opened(unit) as files:
+    with OpenFiles() as files:
         for tile in tiles(of, limits, unit.start, unit.count):
             x, _ = _read(of, files, tile, scratch.buffer)
             found.append(extremes_of(x))
@@ -104,7 +103,7 @@ def process(
     RangeError when a scale fits no format; CheckpointError when the source changed or a file cannot be read
     or written.
     """
-    with _opened(unit) as files, partials.open(unit.file) as target:
+    with OpenFiles() as files, partials.open(unit.file) as target:
         if isinstance(unit.output.reader, Literal):
             return _add(unit, unit.output.reader.data, target)
         if unit.output.copied:
@@ -260,17 +259,6 @@ def _add(unit: Unit, data: bytes, target: int) -> UnitResult:
     hashes.update(memoryview(data))
     write_at(target, memoryview(data), span.begin)
     return UnitResult.of(unit, [hashes])
-
-
-@contextlib.contextmanager
-def _opened(unit: Unit) -> Iterator[Files]:
-    """Open a unit's sources for the block only, sparing file descriptors."""
-    with contextlib.ExitStack() as stack:
-        files = {}
-        for place in unit.output.reader.files:
-            files[place] = open_file(place)
-            stack.callback(files[place].close)
-        yield files
 
 
 def _named(

@@ -25,11 +25,11 @@ from ..measure.workers import done_tasks
 from ..plan.limits import Limits
 from ..read.problems import Problem, listed
 from ..read.source import CONFIG, Source, open_source
-from ..read.storage import Place, shown
+from ..read.storage import OpenFiles, Place, shown
 from .comparisons import configuration_differences
 from .documents import comparison_document
 from .matching import LABELS, Pair, Pairs, Side, side_of
-from .proofs import Check, OpenFiles
+from .proofs import Check
 
 _TEMPORARY_BYTES = 16
 """Memory for each value of a tile besides what was read: both values in the dtype of the comparison."""
@@ -205,8 +205,8 @@ def compare(
     pairs = Pairs(*sides)
     if not len(pairs):
         raise CheckpointError(_nothing_common(sides, pairs.problems))
-    with contextlib.ExitStack() as stack:
-        found = _run(pairs, limits, OpenFiles(stack), on_progress)
+    with OpenFiles() as files:
+        found = _run(pairs, limits, files, on_progress)
     for side in sides:
         side.source.check_unchanged()
     notes = [f"{LABELS[at]}: {note}" for at, side in enumerate(sides) for note in side.source.notes]

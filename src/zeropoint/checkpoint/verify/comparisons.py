@@ -24,10 +24,10 @@ from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers
 from ..read.safetensors_file import pieces
 from ..read.source import CONFIG, SINGLE_FILE, Source
-from ..read.storage import OpenFile
+from ..read.storage import OpenFile, OpenFiles
 from ..read.tensor_entries import TensorEntry
 from .integrity import is_loaded
-from .proofs import Check, OpenFiles
+from .proofs import Check
 from .source_weights import Original
 
 _WRITTEN = frozenset((CONFIG, MANIFEST, WEIGHTS_ONLY_CONFIG, SINGLE_FILE + ".index.json"))

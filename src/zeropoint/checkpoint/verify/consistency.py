@@ -23,9 +23,9 @@ from ..read.index import IndexMap
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import CONFIG, SINGLE_FILE, Source
-from ..read.storage import exists, shown
+from ..read.storage import OpenFiles, exists, shown
 from ..read.tensor_entries import TensorEntry, code_operators
-from .proofs import Check, OpenFiles
+from .proofs import Check
 
 _SMALL_BYTES = 1 << 20
 """Most bytes of a scale of inputs, of which there is one for a layer or for a channel."""

@@ -23,8 +23,8 @@ from ..plan.limits import Limits
 from ..read.decoding import read_rows
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer, StoredLayers
+from ..read.storage import OpenFiles
 from .integrity import Manifest
-from .proofs import OpenFiles
 from .source_weights import Original
 
 _CLOSE = 1e-9

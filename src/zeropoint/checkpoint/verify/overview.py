@@ -6,7 +6,6 @@ decoded. The original is not read.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -24,10 +23,9 @@ from ...results import Result
 from ...tensor import QuantizedTensor
 from ..read.decoding import alignment, read_rows
 from ..read.quantized_layers import StoredLayer, StoredLayers
-from ..read.storage import Place
+from ..read.storage import OpenFiles, Place
 from .inspection import Inspection, inspect_checkpoint
 from .integrity import read_manifest
-from .proofs import OpenFiles
 
 _ROWS = 32
 """Rows of a layer that are decoded, from its middle."""
@@ -213,9 +211,8 @@ def overview(path: Place | str, *, sampled: bool = True) -> Overview:
     records: dict[str, Mapping[str, Any]] = {}
     manifest = read_manifest(inspection.source, records)
     stored = inspection.stored
-    with contextlib.ExitStack() as stack:
-        files = OpenFiles(stack) if sampled else None
-        layers = () if stored is None else tuple(_facts(stored, files, records))
+    with OpenFiles() as files:
+        layers = () if stored is None else tuple(_facts(stored, files if sampled else None, records))
     others = inspection.tensors if stored is None else stored.others
     reasons = {} if manifest is None else manifest.kept
     return Overview(

@@ -8,7 +8,6 @@ not 0; of two levels, a block's scale may be 0 where all its codes are. auto-rou
 
 from __future__ import annotations
 
-import contextlib
 import math
 from array import array
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from ..plan.row_reader import RowReader
 from ..read.decoding import read_lines
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer
-from ..read.storage import OpenFile, Place, open_file
+from ..read.storage import OpenFile, OpenFiles, Place
 
 _CHECK_BYTES = 64
 """Temporaries for each number of a tile: values, errors and bounds in float64."""
@@ -106,19 +105,6 @@ class Proofs(Sequence[LayerProof]):
         """The joint error of all layers, or None without an original."""
         errors = (TensorError.unpack(packed) for packed in self._errors.values())
         return TensorError.merge(errors) if len(self._errors) else None
-
-
-class OpenFiles(dict[Place, OpenFile]):
-    """Files opened on first use, and closed with ``stack``."""
-
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        super().__init__()
-        self._stack = stack
-
-    def __missing__(self, path: Place) -> OpenFile:
-        file = self[path] = open_file(path)
-        self._stack.callback(file.close)
-        return file
 
 
 class Check(Task):

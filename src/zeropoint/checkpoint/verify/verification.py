@@ -30,7 +30,7 @@ from ..plan.rescaled import corrected_note, folds_of
 from ..read.problems import Problem, listed
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import CONFIG, Source, open_source
-from ..read.storage import Place, exists, shown
+from ..read.storage import OpenFiles, Place, exists, shown
 from .comparisons import (
     Accounts,
     companions,
@@ -60,7 +60,7 @@ from .integrity import (
     read_manifest,
     tensor_checks,
 )
-from .proofs import Check, LayerCheck, LayerPart, OpenFiles, Proofs
+from .proofs import Check, LayerCheck, LayerPart, Proofs
 from .runtime import runtime_problems
 from .source_weights import Original, open_original
 
@@ -207,8 +207,7 @@ def verify(
     found, more = runtime_problems(source, stored, None if original is None else original.source, limits)
     problems, notes = [*problems, *found], [*notes, *more]
     outputs: OutputChecks | None = None
-    with contextlib.ExitStack() as stack:
-        files = OpenFiles(stack)
+    with OpenFiles() as files:
         work = _Work(stored, original, manifest, limits, files)
         problems += work.begin(source)
         work.run(on_progress)
