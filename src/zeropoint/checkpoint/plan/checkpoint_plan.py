@@ -34,7 +34,6 @@ from .converted_layers import conversions
 from .cuts import tile_bytes, tile_shape
 from .decisions import TensorDecision, decide, split_sets
 from .float_view import Floats, as_floats, unquantized
-from .gathered import require_order
 from .limits import Limits
 from .output_files import OutputShard, SharedScale, model_files
 from .output_table import Outputs
@@ -131,7 +130,7 @@ class CheckpointPlan(Result):
     def seen(self, floats: Floats) -> Floats:
         """Return ``floats`` rotated and with rescaled channels, as the plan asks."""
         floats = floats if self.rotation is None else rotated_floats(floats, self.rotation)
-        return rescaled_floats(floats, self.folds)
+        return rescaled_floats(floats, self.folds) if self.folds else floats
 
     @property
     def processed(self) -> Iterator[Output]:
@@ -275,7 +274,8 @@ def make_plan(
         floats = rotated_floats(plain, rotation)
     floats = floats.in_pieces(codec, selection.floats)
     omitted = floats.omitted(codec)
-    floats = rescaled_floats(floats.without(omitted), folds or {})
+    floats = floats.without(omitted)
+    floats = rescaled_floats(floats, folds) if folds else floats
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
@@ -324,7 +324,7 @@ def make_plan(
     )
     for weight in kinds_of(plan.processed):
         tile_shape(weight, limits)
-        require_order(weight)
+        weight.require_order()
     return plan
 
 

@@ -71,12 +71,9 @@ class Decoded(RowReader):
         return alignment_across(self.layer) if self.inputs_first else self.alignment
 
     @property
-    def copies(self) -> int:
-        return 2 if self.inputs_first else 1
-
-    @property
-    def beneath(self) -> int:
-        return decoding_bytes(self.layer.weight, self.layer.dtype, self.dtype)
+    def copies(self) -> tuple[int, int]:
+        beneath = decoding_bytes(self.layer.weight, self.layer.dtype, self.dtype)
+        return 2 if self.inputs_first else 1, beneath
 
     def read(self, files: Files, start: int, rows: int, buffer: Buffer) -> torch.Tensor:
         out = self.view(buffer, rows)

@@ -73,7 +73,8 @@ class Floats:
 
     def in_pieces(self, codec: Codec, dtype: str | None = None) -> Floats:
         """Return the checkpoint with a codec's tensors, converted floats in ``dtype``."""
-        return in_pieces(self, codec, dtype)
+        same = self.source.container.name == codec.container
+        return self if same else in_pieces(self, codec, dtype)
 
     def omitted(self, codec: Codec) -> set[str]:
         """Return the tensors that a codec's files omit, as engines do."""

@@ -141,8 +141,9 @@ class Folded(RowReader):
         return math.lcm(self.fold.block_rows, self.of.alignment)
 
     @property
-    def copies(self) -> int:
-        return self.of.copies if self.entry == self.of.entry else 3 * self.of.copies
+    def copies(self) -> tuple[int, int]:
+        copies, beneath = self.of.copies
+        return copies if self.entry == self.of.entry else 3 * copies, beneath
 
     def read(self, files: Files, start: int, rows: int, buffer: Buffer) -> torch.Tensor:
         out, norm = self.view(buffer, rows), self.fold.norm

@@ -13,9 +13,6 @@ import torch
 from ...codecs.divided_tensors import RowRun, TensorPiece, Whole, places_in_pieces, rows_of_piece
 from ...codecs.protocol import Codec
 from ...codecs.registry import codec_of
-from ...errors import UnsupportedError, printable
-from ...methods import method_named
-from ...methods.method import MEAN_SQUARE
 from ..read.storage import Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
 from .row_changes import Reordered, Transposed
@@ -24,7 +21,6 @@ from .selection import WEIGHT_DTYPES
 
 if TYPE_CHECKING:  # which has what is gathered
     from .float_view import Floats
-    from .output_tensors import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +44,8 @@ class Gathered(RowReader):
         return self.sources[0].place
 
     @property
-    def beneath(self) -> int:
-        return max(each.value_bytes + each.dtype.itemsize for each in self.sources)
+    def copies(self) -> tuple[int, int]:
+        return 1, max(each.value_bytes + each.dtype.itemsize for each in self.sources)
 
     def read(self, files: Files, start: int, rows: int, buffer: Buffer) -> torch.Tensor:
         out, columns = self.view(buffer, rows), self.sources[0].columns
@@ -89,10 +85,7 @@ def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
 
     dtype: of the floats of safetensors files that become others.
     """
-    own = codec_of(floats.source.container.name)
-    if own.container == codec.container:
-        return floats
-    config = floats.source.config or {}
+    own, config = codec_of(floats.source.container.name), floats.source.config or {}
     shapes = _Shapes(floats.source.entries)
     wholes = {whole.pieces[0].name: whole for whole in own.model_format.wholes(shapes, config)}
     made = {name: [_joined(whole, floats)] for name, whole in wholes.items()}
@@ -184,14 +177,3 @@ def _joined(whole: Whole, floats: Floats) -> RowReader:
     rows = tuple(piece.rows for piece in whole.pieces)
     made = Gathered(entry=entry, sources=tuple(sources), pieces=rows, whole=True)
     return _transposed(made) if whole.transposed else made
-
-
-def require_order(weight: Output) -> None:
-    """Raise UnsupportedError for Gram matrix methods on reordered inputs."""
-    if weight.to is None or weight.reader.form.columns is None:
-        return
-    if method_named(weight.method).needs.keys() - {MEAN_SQUARE}:
-        raise UnsupportedError(
-            f"method {weight.method} learns of the inputs of {printable(weight.module)} together, which "
-            f"files of {weight.layer.codec.title} have in another order; give it method ggml by a rule"
-        )

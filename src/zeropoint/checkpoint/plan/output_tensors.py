@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from ...codecs.protocol import COLUMNS, ROWS, LayerScheme, TensorSpec
+from ...errors import UnsupportedError, printable
 from ...methods import NEAREST, OF_CODES, Scope, method_named
+from ...methods.method import MEAN_SQUARE
 from ...tensor import QuantizedTensor
 from ..read.storage import Place
 from ..read.tensor_entries import TensorEntry
@@ -159,6 +161,16 @@ class Output:
         if layer is None or not self.of_codes or layer.codec.axis(layer.layer) != ROWS:
             return 1
         return layer.codec.alignment(layer.layer, layer.shape)
+
+    def require_order(self) -> None:
+        """Raise UnsupportedError for Gram matrix methods on reordered inputs."""
+        if self.to is None or self.reader.form.columns is None:
+            return
+        if method_named(self.method).needs.keys() - {MEAN_SQUARE}:
+            raise UnsupportedError(
+                f"method {self.method} learns of the inputs of {printable(self.module)} together, which "
+                f"files of {self.layer.codec.title} have in another order; give it method ggml by a rule"
+            )
 
     def codes(self, files: Files, rows: range, columns: range) -> QuantizedTensor:
         """Return some rows and columns in the codes of its reader."""

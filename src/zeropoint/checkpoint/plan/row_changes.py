@@ -40,8 +40,8 @@ class Transposed(RowReader):
         return self.of.copied
 
     @property
-    def copies(self) -> int:
-        return 2
+    def copies(self) -> tuple[int, int]:
+        return 2, self.of.copies[1]
 
     def read(self, files: Files, start: int, rows: int, buffer: Buffer) -> torch.Tensor:
         out = self.view(buffer, rows)
@@ -87,12 +87,9 @@ class Strided(RowReader):
         return (*self.of.place[:2], self.first)
 
     @property
-    def copies(self) -> int:
-        return self.step * self.of.copies
-
-    @property
-    def beneath(self) -> int:
-        return self.step * self.of.beneath
+    def copies(self) -> tuple[int, int]:
+        copies, beneath = self.of.copies
+        return self.step * copies, self.step * beneath
 
     def read(self, files: Files, start: int, rows: int, buffer: Buffer) -> torch.Tensor:
         return read_range(self.of, files, self._rows(range(start, start + rows)), buffer)
@@ -141,8 +138,9 @@ class Reordered(RowReader):
         return self._same and self.of.copied
 
     @property
-    def copies(self) -> int:
-        return self.of.copies if self._same else 3 * self.of.copies
+    def copies(self) -> tuple[int, int]:
+        copies, beneath = self.of.copies
+        return copies if self._same else 3 * copies, beneath
 
     @property
     def alignment(self) -> int:

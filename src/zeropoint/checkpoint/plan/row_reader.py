@@ -169,19 +169,15 @@ class RowReader(ABC):
         return 1 if self.of is None else self.of.block_rows
 
     @property
-    def copies(self) -> int:
-        """Copies of a tile during reading, the result included."""
-        return 1 if self.of is None else self.of.copies
-
-    @property
-    def beneath(self) -> int:
-        """Memory per value for what is decoded or gathered."""
-        return 0 if self.of is None else self.of.beneath
+    def copies(self) -> tuple[int, int]:
+        """Copies of a tile during reading, and bytes per value beneath them."""
+        return (1, 0) if self.of is None else self.of.copies
 
     @property
     def value_bytes(self) -> int:
         """Memory per value of a tile during reading, the value included."""
-        return self.dtype.itemsize * self.copies + self.beneath
+        copies, beneath = self.copies
+        return self.dtype.itemsize * copies + beneath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
