@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from tests.checkpoint.written import LINEAR, save, weight
 
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.plan.cuts import tile_bytes, tile_shape, tiles, unit_lines
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
-from zeropoint.checkpoint.plan.output_tensors import Output
+from zeropoint.checkpoint.plan.output_tensors import Output, tile_bytes, tile_shape, tiles, unit_lines
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError
@@ -36,7 +35,7 @@ def test_tiles_of_columns_hold_rows_that_fill_whole_words(to: str, fields: int, 
 
 
 def test_tiles_cover_each_number_of_a_unit_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 512 * 48)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 512 * 48)
     limits = Limits(workers=1, tile_values=5000)
     for layout in ("gptq", "compressed-tensors"):
         item = tensor(tmp_path / layout, layout, "int4:g32", limits)

@@ -31,13 +31,12 @@ from .actions import Actions, configuration_notes, omission_notes, source_notes
 from .carried_scales import NOTHING, replacements
 from .config_and_index import companions, index_and_config
 from .converted_layers import conversions
-from .cuts import tile_bytes, tile_shape
 from .decisions import TensorDecision, decide, split_sets
 from .float_view import Floats, as_floats, unquantized
 from .limits import Limits
 from .output_files import OutputShard, SharedScale, model_files
 from .output_table import Outputs
-from .output_tensors import Output
+from .output_tensors import Output, tile_bytes, tile_shape
 from .plan_document import plan_document
 from .recipe import KEEP, KEPT, RecipeText, one_scheme
 from .rescaled import RESCALED, changed_by, folds_text, rescaled_floats

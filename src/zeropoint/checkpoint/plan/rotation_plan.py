@@ -17,11 +17,11 @@ from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan, kinds_of
 from .config_and_index import companions, index_and_config
-from .cuts import tile_shape
 from .decisions import TensorDecision, compact
 from .float_view import unquantized
 from .limits import Limits
 from .output_table import Outputs
+from .output_tensors import tile_shape
 from .recipe import RecipeText
 from .residual_stream import Role, Stream, stream_of
 from .rotated import require_unrotated, rotated_floats, rotation_notes, sides_of

@@ -30,7 +30,7 @@ _RECORD_BYTES = 1 << 10
 
 
 class DirectoryTarget:
-    """A :class:`~zeropoint.checkpoint.run.target.Target` on a file system, whose lock it holds.
+    """A :class:`~zeropoint.checkpoint.run.executor.Target` on a file system, whose lock it holds.
 
     overwrite: whether it may hold files; those with other names stay.
     """

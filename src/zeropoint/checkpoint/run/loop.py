@@ -1,8 +1,8 @@
 """Carry out a plan: one loop over units for all targets.
 
-The driver here decides nothing about numbers: units.py says what there is to do, an executor does it, and the
-target (target.py) keeps what is done. Whatever ends a run, the same call resumes it, and the bytes are those
-of a run that nothing ended.
+The driver here decides nothing about numbers: units.py says what there is to do, an executor does it, and a
+target keeps what is done (executor.py). Whatever ends a run, the same call resumes it, to the bytes of a run
+that nothing ended.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from ..plan.output_tensors import Output
 from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
 from .directory_target import DirectoryTarget
-from .executor import Executor, local
+from .executor import Executor, Target, local
 from .manifest import error_of
 from .resume import done_already, finished
 from .run_document import run_document
 from .store_target import StoreTarget
-from .target import Target
 from .unit_results import UnitResult
 from .units import Units, left_of, units
 

@@ -118,7 +118,7 @@ def _files(plan: CheckpointPlan, all_units: Units) -> tuple[_File, ...]:
 
 
 class StoreTarget:
-    """A :class:`~zeropoint.checkpoint.run.target.Target` behind a URL.
+    """A :class:`~zeropoint.checkpoint.run.executor.Target` behind a URL.
 
     spool: local directory for files on their way; None is the system's directory for temporary files. done:
     of all files that are in the store with their records, and of the one that is being done.

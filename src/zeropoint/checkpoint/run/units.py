@@ -16,8 +16,7 @@ from typing import overload
 from ...columns import LazySequence, StringTable, ordered
 from ..measure.tiles import needs_extremes
 from ..plan.checkpoint_plan import CheckpointPlan
-from ..plan.cuts import unit_lines
-from ..plan.output_tensors import Output, OutputTensor
+from ..plan.output_tensors import Output, OutputTensor, unit_lines
 
 UNIT_BYTES = 1 << 25
 """Bytes in a unit that is copied."""

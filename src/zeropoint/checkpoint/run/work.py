@@ -34,10 +34,9 @@ from ...methods.rotate import unrotated
 from ...tensor import QuantizedTensor
 from ..measure.tensor_error import TensorError, exact_sum, measure
 from ..measure.tiles import Scratch, extremes_of, scales_in, widest
-from ..plan.cuts import Tile, tile_shape, tiles
 from ..plan.decoded import read_groups
 from ..plan.limits import Limits
-from ..plan.output_tensors import Output, OutputTensor
+from ..plan.output_tensors import Output, OutputTensor, Tile, tile_shape, tiles
 from ..plan.row_reader import Files, Literal
 from ..read.storage import OpenFile, OpenFiles, shown
 from .directory import Partials

@@ -5,7 +5,7 @@
   original, where that is given (proofs.py).
 - Kept tensors equal the original's to the byte; none is missing or new (comparisons.py).
 - Index, configuration and files agree with each other (consistency.py).
-- onnxruntime, where it is installed, loads an ONNX model (runtime.py).
+- onnxruntime, where it is installed, loads an ONNX model (consistency.py).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from .consistency import (
     index_problems,
     is_extra_scale,
     require_readable,
+    runtime_problems,
     unlisted,
 )
 from .documents import verification_document
@@ -61,7 +62,6 @@ from .integrity import (
     tensor_checks,
 )
 from .proofs import Check, LayerCheck, LayerPart, Proofs
-from .runtime import runtime_problems
 from .source_weights import Original, open_original
 
 if TYPE_CHECKING:  # it loads statistics
