@@ -69,7 +69,7 @@ def graph_texts(outputs: Outputs) -> dict[str, Text]:
 
 
 def companions(outputs: Outputs, texts: Collection[str]) -> dict[Path, int]:
-    """Return the bytes of the copied files: all but those of ``texts`` and a manifest."""
+    """Return the bytes of copied files, without ``texts`` and a manifest."""
     paths = outputs.actions.floats.source.companions
     return {path: outputs.source.size_of(path) for path in paths if str(path) not in (*texts, MANIFEST)}
 

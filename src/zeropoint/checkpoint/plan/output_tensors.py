@@ -1,4 +1,4 @@
-"""Outputs: action and place of a tensor, matrix or file, and its cut.
+"""Outputs: action, place and cut of a tensor, matrix or file.
 
 Units follow from the plan alone, tiles from the memory limit. A unit is some rows, or columns where the
 layout is cut so, with all of their codes and parameters. A tile is some rows of a unit; where units are

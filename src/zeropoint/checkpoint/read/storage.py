@@ -117,7 +117,7 @@ def open_file(path: Place) -> OpenFile:
 
 
 class OpenFiles(dict[Place, OpenFile]):
-    """Files opened on first use, and closed at the end of a block."""
+    """Files that are opened on first use, and closed after a block."""
 
     def __missing__(self, path: Place) -> OpenFile:
         self[path] = file = open_file(path)
