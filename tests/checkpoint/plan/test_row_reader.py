@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.plan.frozen_plans import SOURCES
+from tests.checkpoint.plan.frozen_plans import SOURCES, plan_of
 from tests.checkpoint.quantized_inputs import BLOCKS, FP8, fp8_layer
 from tests.checkpoint.written import CONFIG, quantize, save, tensors_of, weight
 from tests.peers import Peer
 from tests.tensors import same_bytes
 
 from zeropoint.checkpoint.plan.float_view import as_floats
+from zeropoint.checkpoint.plan.gathered import Gathered
 from zeropoint.checkpoint.plan.rescaled import rescaled_floats
 from zeropoint.checkpoint.plan.row_reader import RowReader
 from zeropoint.checkpoint.read.source import open_source
@@ -295,3 +296,45 @@ def test_channels_are_rescaled_in_the_order_of_the_model_where_a_file_has_anothe
     with opened({Q: plain}) as files:
         before, after = (reader.read(files, 0, 256, bytearray(256 * 512)) for reader in (plain, changed))
     assert same_bytes(after, fold.of(before))
+
+
+def chain_of(reader: RowReader) -> tuple[str, ...]:
+    """Return the names of a reader and of those beneath it."""
+    sources = reader.sources if isinstance(reader, Gathered) else (reader.of,)
+    beneath = (chain_of(each) for each in sources if each is not None)
+    return (type(reader).__name__, *(name for names in beneath for name in names))
+
+
+CHAINS: dict[str, set[str]] = {
+    "llama": {"StoredFloats", "Folded"},
+    "tied": {"Folded", "Reordered"},
+    "fused experts": {"Strided", "Gathered"},
+    "gpt-oss": {"Transposed", "Gathered", "Reordered"},
+    "deepseek": {"Transposed", "Gathered"},
+    "linear attention": {"Gathered", "Reordered"},
+    "fp8 experts": {"Decoded"},
+    "gguf": {"Decoded", "Reordered"},
+    "gguf of experts": {"Decoded", "Gathered", "Transposed"},
+}
+"""Sources, and readers that their plans are made of."""
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_rows_and_columns_of_each_reader_are_those_of_the_whole(name: str, tmp_path: Path) -> None:
+    write, cases = SOURCES[name]
+    path, seen = write(tmp_path / "source"), dict[tuple[str, ...], RowReader]()
+    for case in cases:
+        for output in plan_of(path, case).processed:
+            seen.setdefault(chain_of(output.reader), output.reader)
+    assert {kind for chain in seen for kind in chain} >= CHAINS[name]
+    for reader in seen.values():
+        height, width = reader.shape
+        step = min(height, reader.alignment)
+        middle, last = height // step // 2 * step, range(height - step, height)
+        buffers = [bytearray(height * reader.row_bytes) for _ in range(3)]
+        with opened({"": reader}) as files:
+            whole = reader.read(files, 0, height, buffers[0])
+            rest = reader.read(files, middle, height - middle, buffers[1])
+            band = reader.read_columns(files, last, (width // 4, width // 2), buffers[2])
+        assert same_bytes(rest, whole[middle:])
+        assert same_bytes(band, whole[last.start :, width // 4 : width // 4 + width // 2])
