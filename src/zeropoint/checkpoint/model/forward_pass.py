@@ -33,7 +33,7 @@ from ...models.sequential import run_blocks, run_rest
 from ...ops.devices import CPU
 from ..plan.limits import Limits
 from ..read.source import Source, open_source
-from ..read.storage import OpenFile, OpenFiles, Place, shown
+from ..read.storage import Files, OpenFiles, shown
 from ..run.loop import RunResult
 from .loading import input_quantizer
 from .parameter_names import WeightRows
@@ -287,9 +287,7 @@ def _noted(result: RunResult, note: str) -> RunResult:
 
 
 @contextmanager
-def rounded_inputs(
-    model: RunningModel, source: Source, files: Mapping[Place, OpenFile]
-) -> Iterator[tuple[str, ...]]:
+def rounded_inputs(model: RunningModel, source: Source, files: Files) -> Iterator[tuple[str, ...]]:
     """Fake-quantize layer inputs within the context; yield sentences about them.
 
     Sentences say how many layers have which scheme of inputs, and where inputs are quantized in engines but

@@ -34,7 +34,7 @@ from ...training import FakeQuantize
 from ..read.decoding import read_lines
 from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
-from ..read.storage import OpenFile, OpenFiles, Place, shown
+from ..read.storage import Files, OpenFiles, shown
 from ..read.tensor_entries import TensorEntry
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .parts import layer_scheme_of, whole_scale
@@ -99,7 +99,7 @@ def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, n
     return stored
 
 
-def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, OpenFile]) -> None:
+def _load_floats(model: nn.Module, stored: StoredLayers, files: Files) -> None:
     """Copy unquantized tensors into the model through views with file names."""
     state = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
     views = file_tensors(model, state)
@@ -139,7 +139,7 @@ def fill(
         view.copy_(value)
 
 
-def read_tensor(entry: TensorEntry, files: Mapping[Place, OpenFile]) -> torch.Tensor:
+def read_tensor(entry: TensorEntry, files: Files) -> torch.Tensor:
     """Return a tensor of a file; raises UnsupportedError for foreign dtypes."""
     if entry.dtype not in TORCH_DTYPES:
         raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
@@ -163,7 +163,7 @@ def _layers(
     linears: Mapping[str, nn.Linear],
     where: Sequence[WeightRows],
     found: tuple[Source, StoredLayers],
-    files: Mapping[Place, OpenFile],
+    files: Files,
 ) -> dict[str, QuantizedLinear]:
     """Return the packed layers by name."""
     source, stored = found
@@ -212,7 +212,7 @@ def _joined(pieces: Sequence[_Piece]) -> QuantizedTensor:
 
 
 def input_quantizer(
-    layer: StoredLayer, given: Activation | None, source: Source, files: Mapping[Place, OpenFile]
+    layer: StoredLayer, given: Activation | None, source: Source, files: Files
 ) -> FakeQuantize | LocalQuantize | Activation | None:
     """Return the input quantization of a layer, with the parameters in files.
 
@@ -236,9 +236,7 @@ def input_quantizer(
     return FakeQuantize(replace(params, dtype=layer.dtype))
 
 
-def _local(
-    module: str, given: Activation, names: InputNames, source: Source, files: Mapping[Place, OpenFile]
-) -> LocalQuantize:
+def _local(module: str, given: Activation, names: InputNames, source: Source, files: Files) -> LocalQuantize:
     """Return the local quantizer that reproduces the scale in the file."""
     entry = source.entries.get(f"{module}.{names.global_scale}")
     scale = (

@@ -14,11 +14,11 @@ from ...functional import dequantize
 from ...tensor import QuantizedTensor
 from ..read.decoding import alignment, alignment_across, read_columns, read_part, read_rows
 from ..read.quantized_layers import StoredLayer
-from ..read.storage import Place
+from ..read.storage import Files, Place
 from ..read.tensor_entries import TensorEntry
 from .code_columns import extents, rows_of, under_one_scale
 from .limits import decoding_bytes
-from .row_reader import Buffer, Files, RowReader, by_expert, columns_of_codes
+from .row_reader import Buffer, RowReader, by_expert, columns_of_codes
 
 _WHOLE_BYTES = 8
 """Codes of any number of bits that end where a byte ends."""

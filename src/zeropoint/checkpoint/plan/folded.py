@@ -17,8 +17,8 @@ import torch
 
 from ...methods.channels import ChannelFold
 from ...ops.rotation import Rotation
-from ..read.storage import Place
-from .row_reader import Buffer, Files, RowReader, by_expert
+from ..read.storage import Files, Place
+from .row_reader import Buffer, RowReader, by_expert
 
 _PIECE = 1 << 18
 """Numbers that are worked on at once, where blocks are not larger."""

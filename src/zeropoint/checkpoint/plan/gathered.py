@@ -13,10 +13,10 @@ import torch
 from ...codecs.divided_tensors import RowRun, TensorPiece, Whole, places_in_pieces, rows_of_piece
 from ...codecs.protocol import Codec
 from ...codecs.registry import codec_of
-from ..read.storage import Place
+from ..read.storage import Files, Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
 from .row_changes import Reordered, Transposed
-from .row_reader import Buffer, Files, RowReader, read_rows_of, with_dtype
+from .row_reader import Buffer, RowReader, read_rows_of, with_dtype
 from .selection import WEIGHT_DTYPES
 
 if TYPE_CHECKING:  # which has what is gathered

@@ -20,11 +20,11 @@ from ...errors import UnsupportedError, printable
 from ...methods import NEAREST, OF_CODES, Scope, method_named
 from ...methods.method import MEAN_SQUARE
 from ...tensor import QuantizedTensor
-from ..read.storage import Place
+from ..read.storage import Files, Place
 from ..read.tensor_entries import TensorEntry
 from .decoded import columns_alignment
 from .limits import Limits, value_bytes
-from .row_reader import Files, RowReader, StoredFloats, numbers
+from .row_reader import RowReader, StoredFloats, numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

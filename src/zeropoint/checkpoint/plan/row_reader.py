@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,11 +20,10 @@ from ...codecs.stored_forms import MODEL_FORM, StoredForm
 from ...layout.packing import flat_bytes
 from ...tensor import QuantizedTensor
 from ..read.quantized_layers import StoredLayer
-from ..read.storage import OpenFile, Place, read_pieces
+from ..read.storage import Files, Place, read_pieces
 from ..read.tensor_entries import TensorEntry
 from .code_columns import columns_of, extents, stacked
 
-Files = Mapping[Place, OpenFile]
 Buffer = bytearray | memoryview
 _BAND_VALUES = 1 << 18
 """Values of whole rows that are read at once to cut columns out of them."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from zeropoint.checkpoint.read import object_store
@@ -129,6 +129,10 @@ class OpenFiles(dict[Place, OpenFile]):
     def __exit__(self, *failure: object) -> None:
         for file in self.values():
             file.close()
+
+
+Files: TypeAlias = Mapping[Place, OpenFile]
+"""Open files by path."""
 
 
 def read_small(path: Place, *, limit: int) -> tuple[bytes, Stamp]:

@@ -37,8 +37,8 @@ from ..measure.tiles import Scratch, extremes_of, scales_in, widest
 from ..plan.decoded import read_groups
 from ..plan.limits import Limits
 from ..plan.output_tensors import Output, OutputTensor, Tile, tile_shape, tiles
-from ..plan.row_reader import Files, Literal
-from ..read.storage import OpenFile, OpenFiles, shown
+from ..plan.row_reader import Literal
+from ..read.storage import Files, OpenFile, OpenFiles, shown
 from .directory import Partials
 from .folder import copy_range, write_at
 from .unit_results import Hashes, ScanResult, UnitResult
