@@ -12,7 +12,7 @@ from tests.checkpoint.written import dequantized, quantize, save
 from tests.codecs.problems import assert_wrong
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.codecs.half_quadratic import CODEC, codes_of, words
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.errors import RecipeError

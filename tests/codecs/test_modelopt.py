@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import LLAMA, dequantized, quantize, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.modelopt import CODEC

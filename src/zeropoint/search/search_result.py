@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoint.choose.recipe import RecipeText
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
+from ..checkpoint.plan.recipe import RecipeText
 from ..errors import size_of
 from ..results import Result
 from .budgets import Budget

@@ -11,7 +11,7 @@ from tests.checkpoint.written import ONE, quantize, tensors_of
 from tests.oracles import synthetic_llama
 from tests.peers import transformers
 
-from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
 

@@ -8,7 +8,7 @@ from tests.checkpoint.written import ONE, save, weight
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.plan.tensor_parallel import WAYS, indivisible, problem
+from zeropoint.checkpoint.plan.verdicts import WAYS, indivisible, problem
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.compressed_tensors import layer_scheme
 from zeropoint.codecs.compressed_tensors.layout import (

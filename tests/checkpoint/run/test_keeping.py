@@ -9,7 +9,7 @@ from tests.checkpoint.written import quantize, save
 from tests.cli.checkpoints import write_hard_llama
 
 from zeropoint.checkpoint.measure.tensor_error import worst
-from zeropoint.checkpoint.run.keeping import keeping_cost
+from zeropoint.checkpoint.run.advice import keeping_cost
 from zeropoint.checkpoint.run.loop import RunResult
 
 ATTENTION = "model.layers.1.self_attn"

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import CONFIG, LINEAR, quantize, save, weight
 from tests.oracles import synthetic_llama
 
-from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.problems import Problem
 from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import Verification, verify
