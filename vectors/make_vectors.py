@@ -23,7 +23,7 @@ from safetensors.torch import save, save_file
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.plan.float_view import Origins
+from zeropoint.checkpoint.plan.float_view import DecodedLayers
 from zeropoint.checkpoint.read.quantized_layers import configuration, find_layers
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.storage import open_file
@@ -213,7 +213,7 @@ def _layout(layer: LayerScheme, folder: Path) -> Group:
     run(make_plan(open_source(folder / "in"), layer.name, codec=layer.codec), folder / "out")
     source = open_source(folder / "out")
     stored = find_layers(source)
-    origins = Origins(source, stored, torch.float32)
+    readers = DecodedLayers(source, stored, torch.float32)
     for each in stored.layers:
         files = {entry.file: open_file(entry.file) for entry in each.tensors.values()}
         tensors: Tensors = {}
@@ -222,12 +222,12 @@ def _layout(layer: LayerScheme, folder: Path) -> Group:
             files[entry.file].read_into(memoryview(buffer), entry.begin)
             raw = torch.frombuffer(buffer, dtype=TORCH_DTYPES.get(entry.dtype, torch.uint8))
             tensors[part] = raw.reshape(entry.shape if entry.dtype in TORCH_DTYPES else (entry.shape[0], -1))
-        origin = origins[each.name]
-        rows = each.values // origin.columns
-        values = origin.read(files, 0, rows, bytearray(4 * each.values)).clone()
+        reader = readers[each.name]
+        rows = each.values // reader.columns
+        values = reader.read(files, 0, rows, bytearray(4 * each.values)).clone()
         case = {
             "name": f"{layer.codec.name}/{layer.name}/{each.name}", "layout": each.layer.layout,
-            "scheme": str(each.weight), "shape": [rows, origin.columns],
+            "scheme": str(each.weight), "shape": [rows, reader.columns],
             "stored": {part: {"name": e.name, "dtype": e.dtype} for part, e in each.tensors.items()},
             "quantization_config": configuration(source),
         }  # fmt: skip
