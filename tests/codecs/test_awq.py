@@ -16,7 +16,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs import registry
-from zeropoint.codecs.awq import CODEC, weight_scheme
+from zeropoint.codecs.awq import CODEC, weight_settings
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.errors import CheckpointError, UnsupportedError, ZeropointError
@@ -93,7 +93,7 @@ def test_a_known_word() -> None:
 )
 def test_a_configuration_that_is_not_understood_is_refused(config: dict[str, object], rule: str) -> None:
     with pytest.raises(ZeropointError, match=rule):
-        weight_scheme(config)
+        weight_settings(config)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from zeropoint.codecs.engines import (
     no_safetensors,
     rules,
 )
-from zeropoint.codecs.protocol import COLUMNS, ROWS, Codec, Contents, LayerScheme, Module, TensorSpec
+from zeropoint.codecs.protocol import Codec, Contents, LayerScheme, Module
 from zeropoint.codecs.records import record_of
+from zeropoint.codecs.tensor_fields import COLUMNS, ROWS, TensorSpec
 from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.schemes import Scheme
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from tests.checkpoint.written import save
-from tests.tensors import same_bytes
+from tests.tensors import encoded, same_bytes
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -20,9 +20,10 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.containers import CONTAINERS
 from zeropoint.codecs.layer_schemes import layer_scheme, preset_layers
-from zeropoint.codecs.protocol import COLUMNS, ROWS, LayerScheme
+from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.codecs.registry import CODECS, claiming
 from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from zeropoint.codecs.tensor_fields import COLUMNS, ROWS, WeightPart
 from zeropoint.schemes import PRESETS
 
 DOUBLE = PRESETS["nf4_double"].weight
@@ -78,10 +79,6 @@ def weight(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=torch.float32).bfloat16()
 
 
-def encoded(layer: LayerScheme, q: zp.QuantizedTensor) -> dict[str, torch.Tensor]:
-    return layer.codec.encode(layer, q) | layer.codec.constants(layer, q.params, q.shape)
-
-
 def layer_of(name: str, text: str) -> LayerScheme:
     return layer_scheme(text, CODECS[name])
 
@@ -116,10 +113,10 @@ def test_decoding_gives_what_was_encoded(name: str, text: str) -> None:
     layer = of_parts(layer_of(name, text), weight(*SHAPE))
     q, codec = zp.quantize(weight(*SHAPE), layer.weight), layer.codec
     tensors = encoded(layer, q)
-    back = codec.decode(layer, tensors, start=0, shape=SHAPE, dtype=torch.bfloat16)
+    back = codec.decode(layer, tensors, WeightPart(0, SHAPE, torch.bfloat16))
     assert codec.damage(layer, tensors) is None
     assert torch.equal(back.codes, q.codes)
-    drift = codec.drift(layer, tensors, start=0, shape=SHAPE)
+    drift = codec.drift(layer, tensors, WeightPart(0, SHAPE, torch.bfloat16))
     if drift is not None:
         assert bool(((back.scales[0] - q.scales[0]).abs() <= drift).all())
         return
@@ -150,9 +147,8 @@ def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) 
             first = start // spec.per * spec.lines
             assert same_bytes(line, whole[suffix][first : first + len(line)])
         lines |= part_layer.codec.constants(part_layer, q.params, SHAPE)
-        decoded = part_layer.codec.decode(
-            part_layer, lines, start=start, shape=tuple(part.shape), dtype=torch.bfloat16
-        )
+        place = WeightPart(start, tuple(part.shape), torch.bfloat16)
+        decoded = part_layer.codec.decode(part_layer, lines, place)
         assert torch.equal(decoded.codes, q.codes)
 
 

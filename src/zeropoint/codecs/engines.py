@@ -93,6 +93,8 @@ decoded_first = always(
 """The rule of llama.cpp, of layouts that its converter knows."""
 no_safetensors = always(Loads.NO, "it reads ONNX models, no safetensors")
 """The rule of onnxruntime, of layouts in safetensors files."""
+not_gguf = always(Loads.NO, "it reads GGUF, and its converter does not know this layout")
+"""The rule of llama.cpp, of other layouts in safetensors files."""
 not_read = always(Loads.NO, "it does not read this layout")
 loader_not_run = always(Loads.UNCHECKED, "it has a loader for this layout, which did not run here")
 not_checked = always(Loads.UNCHECKED, "not reviewed for this layout")

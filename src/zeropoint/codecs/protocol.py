@@ -9,8 +9,8 @@ A weight is cut along one axis, the codec's: a tensor has an axis too, the weigh
 of the weight gives whole lines of the tensor, so that each part writes one run of bytes in each tensor.
 
 A new codec says its ``name``, ``title``, ``presets``, ``engines`` and ``methods``, and defines ``layout``,
-``tensors``, ``encode``, ``decode``, ``read`` and ``documents``. The rest has defaults, which hold for
-matrices in safetensors files whose tensors ``module.suffix`` have a line for each row.
+``fields``, ``read`` and ``documents``. The rest has defaults, which hold for matrices in safetensors files
+whose tensors are called ``module.suffix``.
 """
 
 from __future__ import annotations
@@ -38,53 +38,7 @@ from .engines import TRANSFORMERS, VLLM, EngineRule
 from .known import CONFIG_KEYS
 from .model_format import ModelFormat
 from .records import Listing, Reader
-
-ROWS, COLUMNS = 0, 1
-"""The axes of a weight, (outputs, inputs)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """One tensor of a layout.
-
-    Args:
-        suffix: the last part of its name, such as ``weight_scale``.
-        dtype: in the container's spelling, such as ``F8_E4M3``.
-        shape: of the whole tensor; () is one number, which counts as a line.
-        axis: the weight's axis which the tensor's first axis follows, or None for a tensor that no part of a
-            weight gives alone.
-        lines, per: each ``per`` values of the weight along that axis give ``lines`` lines along the tensor's
-            first axis.
-        across: the same, (lines, per), of the weight's other axis and the tensor's second one; it is looked
-            at where a weight is read across the axis along which it is cut.
-        stacked: whether it holds all fused experts: its first two axes are experts and lines of each.
-    """
-
-    suffix: str
-    dtype: str
-    shape: tuple[int, ...]
-    axis: int | None = ROWS
-    lines: int = 1
-    per: int = 1
-    across: tuple[int, int] = (1, 1)
-    stacked: bool = False
-
-    @property
-    def height(self) -> int:
-        """Number of lines along its first axis, or first two."""
-        return math.prod(self.shape[: 2 if self.stacked else 1])
-
-    def span(self, start: int, count: int) -> tuple[int, int]:
-        """Return the tensor's first line under a part, and their number.
-
-        Args:
-            start: index of the part's first value along ``axis``.
-            count: how many values of that axis the part has.
-        """
-        if self.axis is None:
-            return 0, self.height
-        first = start // self.per * self.lines
-        return first, min(self.height, -(-(start + count) // self.per) * self.lines) - first
+from .tensor_fields import CODES, COLUMNS, ROWS, Field, Tensors, TensorSpec, WeightPart, decoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +175,7 @@ class Codec(Protocol):
         container: name of the container, in ``containers.CONTAINERS``.
         defaults: options that a weight scheme takes where it does not say otherwise.
         parts: suffixes of its tensors, and whether one alone says that a weight is in this layout.
+        code_dtypes: dtypes of a ``weight`` that is in this layout, even without its other tensors.
         negative_scales: whether engines decode negative scales, as auto-round and bitsandbytes write them.
         input_names: of tensors for static inputs, or None where it holds none.
         cache: where scales of a cache of keys and values lie, or None where it holds none.
@@ -228,6 +183,7 @@ class Codec(Protocol):
         candidates: presets, of weights alone, between which a search chooses where nobody names others.
         use: how the graph of the source uses the weight, in files with graphs.
         model_format: what its files say of a model besides its weights.
+        reader: class of the readers of its checkpoints.
     """
 
     name: str
@@ -238,6 +194,7 @@ class Codec(Protocol):
     container: str = "safetensors"
     defaults: Mapping[str, str] = MappingProxyType({})
     parts: Mapping[str, bool] = MappingProxyType({})
+    code_dtypes: tuple[str, ...] = ()
     negative_scales: bool = False
     input_names: InputNames | None = None
     cache: CacheScales | None = None
@@ -245,6 +202,7 @@ class Codec(Protocol):
     candidates: tuple[str, ...] = ()
     use: Use | None = None
     model_format: ModelFormat = ModelFormat()
+    reader: type[Any]
 
     def __hash__(self) -> int:
         """Return one hash for all values of a stateless codec."""
@@ -272,13 +230,22 @@ class Codec(Protocol):
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """Return why a weight's shape cannot be held, or None.
 
-        By default, matrices of whole groups can.
+        By default, matrices of whole groups and words can.
 
         Args:
             layer: how the weight is quantized.
             shape: any shape that a checkpoint may have.
         """
-        return no_matrix(shape) or partial_group(layer.weight, shape)
+        problem = no_matrix(shape) or partial_group(layer.weight, shape)
+        if problem is not None:
+            return problem
+        uneven = (found for each in self.fields(layer) if (found := each.fills(layer.weight)))
+        said = (
+            f"{('first', 'last')[axis]} axis {shape[axis]} does not fill whole words, of {count} codes"
+            for axis, count in sorted(uneven)
+            if shape[axis] % count
+        )
+        return next(said, None)
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
         """Return the named divisors of a device's part along ``axis``.
@@ -287,8 +254,13 @@ class Codec(Protocol):
             layer: how the weight is quantized.
             axis: ROWS or COLUMNS.
         """
-        found = blocks(layer.weight)
-        return [(found[axis] or 1, "the group" if axis == COLUMNS and found[ROWS] == 1 else "the block")]
+        extents = blocks(layer.weight)
+        found = [(extents[axis] or 1, "the group" if axis == COLUMNS and extents[ROWS] == 1 else "the block")]
+        for each in self.fields(layer):
+            filled, what = each.fills(layer.weight), "codes" if each.level == CODES else "zero points"
+            if filled is not None and filled[0] == axis:
+                found.append((filled[1], f"the {what} that fill whole words"))
+        return found
 
     def shares_scale(self, layer: LayerScheme) -> bool:
         """Return whether fused layers must share one tensor scale.
@@ -336,24 +308,37 @@ class Codec(Protocol):
         return layer
 
     # Its tensors.
-    def axis(self, layer: LayerScheme) -> int:
-        """Return the axis along which weights are cut: ROWS or COLUMNS.
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        """Return the fields of a weight, its codes first.
 
         Args:
             layer: how the weight is quantized.
         """
-        return ROWS
+        return ()
+
+    def axis(self, layer: LayerScheme) -> int:
+        """Return the axis along which weights are cut: ROWS or COLUMNS.
+
+        By default, COLUMNS where fields have lines of inputs.
+
+        Args:
+            layer: how the weight is quantized.
+        """
+        return COLUMNS if any(each.along == COLUMNS for each in self.fields(layer)) else ROWS
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
         """Return the multiple of independent parts along that axis.
 
-        The default is for ROWS: the rows of a block.
+        By default, they give whole lines of all tensors, and columns whole bytes of packed codes.
 
         Args:
             layer: how the weight is quantized.
             shape: (out_features, in_features).
         """
-        return blocks(layer.weight)[ROWS] or 1
+        axis = self.axis(layer)
+        own = blocks(layer.weight)[ROWS] or 1 if axis == ROWS else 8 // math.gcd(8, layer.weight.bits)
+        specs = self.tensors(layer, shape, torch.float32)
+        return math.lcm(own, *(spec.per for spec in specs if spec.axis == axis))
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
@@ -365,6 +350,7 @@ class Codec(Protocol):
             shape: (out_features, in_features).
             dtype: of the weight before it is quantized, which scales have under ``scale=input``.
         """
+        return tuple(each.spec(layer.weight, shape, dtype) for each in self.fields(layer))
 
     def tensor_name(self, module: str, suffix: str) -> str:
         """Return the name of a tensor in the file.
@@ -382,6 +368,8 @@ class Codec(Protocol):
             layer: how the weight is quantized.
             q: the whole weight, or a part of it along the codec's axis.
         """
+        found = ((each.suffix, each.lines(q)) for each in self.fields(layer))
+        return {suffix: lines for suffix, lines in found if lines is not None}
 
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
@@ -393,36 +381,31 @@ class Codec(Protocol):
             params: of any part: what they have for the whole tensor, all parts have.
             shape: (out_features, in_features) of the whole weight.
         """
-        return {}
+        found = ((each.suffix, each.whole(params, shape)) for each in self.fields(layer))
+        return {suffix: tensor for suffix, tensor in found if tensor is not None}
 
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
+    def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
         """Return a part of a weight; ``params.validate()`` checks its parameters.
 
         Args:
             layer: how the weight is quantized.
             tensors: the lines of each tensor that the part touches, by suffix; the lines of a block may come
                 with it whole.
-            start: where the part begins along the codec's axis.
-            shape: of the part.
-            dtype: of the weight before it was quantized, in which dequantized values are given.
+            part: where it lies in the weight.
         """
+        return decoded(self.fields(layer), tensors, layer.weight, part)
 
-    def drift(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...]
-    ) -> torch.Tensor | None:
+    def drift(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> torch.Tensor | None:
         """Return the possible drift of scales since choosing codes, or None.
 
         None says that they are the same, as by default.
 
         Args:
-            layer, tensors, start, shape: as :meth:`decode` has them.
+            layer, tensors, part: as :meth:`decode` has them.
         """
         return None
 
-    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         """Return damage in stored values that decoding ignores, or None.
 
         Args:
@@ -443,7 +426,9 @@ class Codec(Protocol):
             dtype: in the container's spelling.
         """
         module, dot, part = name.rpartition(".")
-        return (module, part, self.parts[part]) if dot and part in self.parts else None
+        if not dot or part not in self.parts:
+            return None
+        return module, part, self.parts[part] or (part == "weight" and dtype in self.code_dtypes)
 
     def claims(self, quantization: Mapping[str, Any]) -> bool:
         """Return whether a checkpoint with this ``quantization_config`` is its own.
@@ -459,6 +444,8 @@ class Codec(Protocol):
         Args:
             listing: a checkpoint that it claims.
         """
+        found: Reader = self.reader(listing, self)
+        return found
 
     def documents(self, contents: Contents) -> Documents:
         """Return the files without tensors of a result.

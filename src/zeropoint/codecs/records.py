@@ -5,7 +5,7 @@ A codec opens no file: what it needs of one, it asks of a :class:`Listing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ import torch
 from ..architectures import Config
 from ..errors import CheckpointError
 from ..recipes import Activation
+from .held_schemes import FLOAT_SCALES
 
 if TYPE_CHECKING:
     from .protocol import LayerScheme
@@ -193,6 +194,54 @@ def needed(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -
     if part not in tensors:
         raise CheckpointError(f"{part} is missing, which {layout} needs")
     return tensors[part]
+
+
+def matrix(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -> tuple[int, int]:
+    """Return a matrix's shape; raises CheckpointError for other tensors.
+
+    Args:
+        tensors: of the weight, by part.
+        part: which one.
+        layout: what needs it, for the message.
+    """
+    entry = needed(tensors, part, layout)
+    if len(entry.shape) != 2:
+        raise CheckpointError(f"{part} has shape {list(entry.shape)}, but must be a matrix")
+    return entry.shape[0], entry.shape[1]
+
+
+def float_scales(
+    tensors: Mapping[str, Entry], part: str, layout: str = "the layer", known: Sequence[str] = FLOAT_SCALES
+) -> str:
+    """Return the dtype of scales; raises CheckpointError for unknown ones.
+
+    Args:
+        tensors: of the weight, by part.
+        part: which one has the scales.
+        layout: what needs it, for the message.
+        known: the dtypes that are read.
+    """
+    dtype = needed(tensors, part, layout).dtype
+    if dtype not in known:
+        raise CheckpointError(f"{part} is {dtype}, but must be one of {', '.join(known)}")
+    return dtype
+
+
+def group_size(found: object) -> int:
+    """Return the inputs of a group; 0, for -1, means whole rows.
+
+    Args:
+        found: ``group_size`` of a configuration.
+
+    Raises:
+        CheckpointError: where it is neither -1 nor positive.
+    """
+    if type(found) is not int or not (found == -1 or found > 0):
+        raise CheckpointError(
+            f"group_size of quantization_config is {found!r:.40}, but must be -1 or positive; the file is "
+            "damaged"
+        )
+    return max(found, 0)
 
 
 def names_in(quantization: Mapping[str, Any], key: str) -> tuple[str, ...]:

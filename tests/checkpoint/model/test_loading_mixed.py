@@ -18,6 +18,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.tensor_fields import WeightPart
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
@@ -52,7 +53,7 @@ def decoded(folder: Path) -> dict[str, torch.Tensor]:
     found = {entry.name: tensors[entry.name].float() for entry in stored.others}
     for layer in stored.layers:
         parts = {suffix: tensors[entry.name] for suffix, entry in layer.tensors.items()}
-        q = layer.codec.decode(layer.layer, parts, start=0, shape=layer.shape, dtype=layer.dtype)
+        q = layer.codec.decode(layer.layer, parts, WeightPart(0, layer.shape, layer.dtype))
         found[f"{layer.module}.weight"] = q.dequantize().float()
     return found
 

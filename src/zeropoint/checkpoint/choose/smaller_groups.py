@@ -8,7 +8,8 @@ from dataclasses import replace
 from ...architectures import fused_set
 from ...codecs.block_extents import blocks
 from ...codecs.layer_schemes import named_layer
-from ...codecs.protocol import COLUMNS, ROWS, LayerScheme
+from ...codecs.protocol import LayerScheme
+from ...codecs.tensor_fields import COLUMNS, ROWS
 from ...errors import ZeropointError
 from ...schemes import Granularity
 from ..read.tensor_entries import TensorEntry

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from ...codecs.protocol import COLUMNS
+from ...codecs.tensor_fields import COLUMNS
 from ...layout.packing import packed_length
 from ...params import QuantizationParams
 from ...params.tensors import granularities

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from ...codecs.act_order import group_index
-from ...codecs.protocol import ROWS
+from ...codecs.tensor_fields import ROWS
 from ...methods import Scope, method_named
 from .limits import Limits
 from .placement import Placement

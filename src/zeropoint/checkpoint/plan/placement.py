@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...codecs.protocol import COLUMNS, ROWS, LayerScheme, TensorSpec
+from ...codecs.protocol import LayerScheme
+from ...codecs.tensor_fields import COLUMNS, ROWS, TensorSpec
 from ...methods import NEAREST, OF_CODES, Scope, method_named
 from ...tensor import QuantizedTensor
 from ..read.storage import OpenFile, Place

@@ -20,9 +20,10 @@ from ...architectures import shared_scale_set
 from ...codecs.containers import CONTAINERS
 from ...codecs.containers.protocol import Metadata
 from ...codecs.model_format import FileTensor
-from ...codecs.protocol import Codec, LayerScheme, TensorSpec
+from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import StoredForm
+from ...codecs.tensor_fields import TensorSpec
 from ...columns import Interned, LazySequence, StringTable, ordered
 from ...errors import CheckpointError, printable
 from ..choose.expert_matrices import WeightMatrix, matrices

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...architectures import split_by_columns
-from ...codecs.protocol import COLUMNS, ROWS, LayerScheme
+from ...codecs.protocol import LayerScheme
+from ...codecs.tensor_fields import COLUMNS, ROWS
 from .placement import Placement
 
 WAYS = (1, 2, 4, 8)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from ...codecs.protocol import ROWS
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.tensor_fields import ROWS, WeightPart
 from ...schemes import ZeroPoint
 from ...tensor import QuantizedTensor
 from .quantized_layers import StoredLayer
@@ -53,7 +53,7 @@ def read_rows(
     read = read_lines if along else _read_across
     lines = read(layer, files, start, rows, expert=expert)
     shape = (rows, layer.shape[1])
-    return layer.codec.decode(layer.layer, lines, start=start if along else 0, shape=shape, dtype=layer.dtype)
+    return layer.codec.decode(layer.layer, lines, WeightPart(start if along else 0, shape, layer.dtype))
 
 
 def read_columns(
@@ -62,7 +62,7 @@ def read_columns(
     """Return columns of a layer cut along rows; see :func:`read_rows`."""
     lines = _read_across(layer, files, start, columns, expert=expert)
     shape = (layer.shape[0], columns)
-    return layer.codec.decode(layer.layer, lines, start=0, shape=shape, dtype=layer.dtype)
+    return layer.codec.decode(layer.layer, lines, WeightPart(0, shape, layer.dtype))
 
 
 def read_part(
@@ -72,7 +72,7 @@ def read_part(
     along = columns.start, len(columns)
     lines = _read_across(layer, files, rows.start, len(rows), along=along)
     shape = (len(rows), len(columns))
-    return layer.codec.decode(layer.layer, lines, start=columns.start, shape=shape, dtype=layer.dtype)
+    return layer.codec.decode(layer.layer, lines, WeightPart(columns.start, shape, layer.dtype))
 
 
 def _read_across(

@@ -99,22 +99,18 @@ class CompressedTensorsReader(Reader):
             )
 
     def kept(self) -> Callable[[str], bool]:
-        """See :class:`Reader`."""
         return lambda _: False
 
     def expects(self, module: str) -> bool:
-        """See :class:`Reader`."""
         return not self._ignored.match(module) and any(
             named.match(module, linear=True) for _, named in self._named
         )
 
     def named(self) -> Iterable[str]:
-        """See :class:`Reader`."""
         every = dict.fromkeys(target for group in self.groups for target in group.targets)
         return (target for target in every if "." in target and not target.startswith(REGEX))
 
     def input_of(self, module: str) -> Activation | None:
-        """See :class:`Reader`."""
         entries = weight_groups(self._listing.quantization)
         return next(
             read_input(entry.get("input_activations"))
