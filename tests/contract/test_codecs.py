@@ -15,6 +15,7 @@ from tests.checkpoint.written import save
 from tests.tensors import encoded, same_bytes
 
 import zeropoint as zp
+from zeropoint.checkpoint.measure.tiles import needs_extremes
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -94,7 +95,7 @@ def of_parts(layer: LayerScheme, x: torch.Tensor) -> LayerScheme:
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_the_tensors_are_those_that_were_announced(name: str, text: str) -> None:
     layer = layer_of(name, text)
-    assert layer.codec.refusal(layer, (1, *SHAPE) if layer.codec.fuses(layer) else SHAPE) is None
+    assert layer.codec.refusal(layer, (1, *SHAPE) if layer.codec.fused_experts else SHAPE) is None
     part = of_parts(layer, weight(*SHAPE))
     found = encoded(part, zp.quantize(weight(*SHAPE), part.weight))
     specs = {spec.suffix: spec for spec in layer.codec.tensors(layer, SHAPE, torch.bfloat16)}
@@ -130,7 +131,7 @@ def test_decoding_gives_what_was_encoded(name: str, text: str) -> None:
 def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) -> None:
     layer = layer_of(name, text)
     codec = layer.codec
-    if codec.needs_extremes(layer):
+    if needs_extremes(layer.weight):
         return  # its parts take a scale of the whole weight, which runs prove
     x, axis, step = weight(*SHAPE), codec.axis(layer), codec.alignment(layer, SHAPE)
     part_layer = of_parts(layer, x)
@@ -187,7 +188,7 @@ def checkpoint(folder: Path, *, fused: bool) -> Path:
 def test_every_byte_of_a_result_is_verified_and_one_codec_claims_it(name: str, tmp_path: Path) -> None:
     codec = CODECS[name]
     to = next(text for owner, text in CASES if owner == name)
-    fused = codec.fuses(layer_of(name, to))
+    fused = codec.fused_experts
     in_onnx = codec.container == "onnx"
     source = onnx_model(tmp_path / "in") if in_onnx else checkpoint(tmp_path / "in", fused=fused)
     result = run(make_plan(open_source(source), to, codec=codec), tmp_path / "out")

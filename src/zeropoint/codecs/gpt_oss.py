@@ -99,6 +99,8 @@ class GptOss(Codec):
     )
     methods = (QUANT_METHOD,)
     reader = GptOssReader
+    fused_experts = True
+    separator = ""
 
     def layout(self, layer: LayerScheme) -> str:
         weight = layer.weight
@@ -117,9 +119,6 @@ class GptOss(Codec):
             )
         return QUANT_METHOD
 
-    def fuses(self, layer: LayerScheme) -> bool:
-        return True
-
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         if len(shape) != 3:
             return f"has {len(shape)} axes, and the layout stores fused experts"
@@ -127,9 +126,6 @@ class GptOss(Codec):
 
     def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
         return CodeField(BLOCKS, "U8", blocked=True), LevelField(SCALES, dtype="U8")
-
-    def tensor_name(self, module: str, suffix: str) -> str:
-        return module + suffix
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         part = next((part for part in (BLOCKS, SCALES) if name.endswith((GATE_UP + part, DOWN + part))), None)

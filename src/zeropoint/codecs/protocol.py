@@ -9,7 +9,7 @@ A weight is cut along one axis, the codec's: a tensor has an axis too, the weigh
 of the weight gives whole lines of the tensor, so that each part writes one run of bytes in each tensor.
 
 A new codec says its ``name``, ``title``, ``presets``, ``engines`` and ``methods``, and defines ``layout``,
-``fields``, ``read`` and ``documents``. The rest has defaults, which hold for matrices in safetensors files
+``reader``, ``fields`` and ``documents``. The rest has defaults, which hold for matrices in safetensors files
 whose tensors are called ``module.suffix``.
 """
 
@@ -29,7 +29,7 @@ from ..errors import CheckpointError, UnsupportedError, printable
 from ..loaded_names import loaded_names
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
-from ..schemes import Granularity, Preset, Scheme
+from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks, no_matrix, partial_group
 from .containers.protocol import Found, Use
@@ -37,7 +37,6 @@ from .data_scales import CacheScales, InputNames
 from .engines import TRANSFORMERS, VLLM, EngineRule
 from .known import CONFIG_KEYS
 from .model_format import ModelFormat
-from .records import Listing, Reader
 from .tensor_fields import CODES, COLUMNS, ROWS, Field, Tensors, TensorSpec, WeightPart, decoded
 
 
@@ -183,7 +182,13 @@ class Codec(Protocol):
         candidates: presets, of weights alone, between which a search chooses where nobody names others.
         use: how the graph of the source uses the weight, in files with graphs.
         model_format: what its files say of a model besides its weights.
-        reader: class of the readers of its checkpoints.
+        reader: class of its readers, which take a listing that the codec claims and the codec, and raise for
+            unknown configurations.
+        fused_experts: whether a layer's experts stay in one tensor, and are no modules of their own. The
+            shape of such a weight has a first axis of experts for :meth:`refusal`; elsewhere the rows of all
+            experts form one matrix, whose tensors get that axis in the file.
+        separator: between a module's name and a suffix, in the name of a tensor.
+        keeps_codes: whether its documents can describe layers with codes kept from a source of its own.
     """
 
     name: str
@@ -203,6 +208,9 @@ class Codec(Protocol):
     use: Use | None = None
     model_format: ModelFormat = ModelFormat()
     reader: type[Any]
+    fused_experts: bool = False
+    separator: str = "."
+    keeps_codes: bool = False
 
     def __hash__(self) -> int:
         """Return one hash for all values of a stateless codec."""
@@ -270,26 +278,6 @@ class Codec(Protocol):
         """
         return False
 
-    def fuses(self, layer: LayerScheme) -> bool:
-        """Return whether a layer's experts stay in one tensor.
-
-        They are no modules of their own then. The shape of such a weight has a first axis of experts for
-        :meth:`refusal`; elsewhere the rows of all experts form one matrix, whose tensors get that
-        axis in the file.
-
-        Args:
-            layer: how each expert is quantized.
-        """
-        return False
-
-    def needs_extremes(self, layer: LayerScheme) -> bool:
-        """Return whether the extremes of the whole weight come first.
-
-        Args:
-            layer: how the weight is quantized.
-        """
-        return any(level.granularity == Granularity.tensor() for level in layer.weight.scales)
-
     def needs_mean(self, layer: LayerScheme) -> bool:
         """Return whether the mean scale of the whole weight comes first.
 
@@ -351,15 +339,6 @@ class Codec(Protocol):
             dtype: of the weight before it is quantized, which scales have under ``scale=input``.
         """
         return tuple(each.spec(layer.weight, shape, dtype) for each in self.fields(layer))
-
-    def tensor_name(self, module: str, suffix: str) -> str:
-        """Return the name of a tensor in the file.
-
-        Args:
-            module: dotted name of the layer.
-            suffix: of the :class:`TensorSpec`.
-        """
-        return f"{module}.{suffix}"
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """Return, by suffix, a part's lines of each cut tensor.
@@ -438,15 +417,6 @@ class Codec(Protocol):
         """
         return quantization.get("quant_method") in self.methods
 
-    def read(self, listing: Listing) -> Reader:
-        """Return the reader of a checkpoint; raises for unknown configurations.
-
-        Args:
-            listing: a checkpoint that it claims.
-        """
-        found: Reader = self.reader(listing, self)
-        return found
-
     def documents(self, contents: Contents) -> Documents:
         """Return the files without tensors of a result.
 
@@ -477,11 +447,3 @@ class Codec(Protocol):
         raise UnsupportedError(
             f"models in memory are not written in {self.title}; quantize a checkpoint instead"
         )
-
-    def keeps(self, quantization: Mapping[str, Any]) -> bool:
-        """Return whether its documents can describe layers with kept codes.
-
-        Args:
-            quantization: ``quantization_config`` of the source's config.json.
-        """
-        return False

@@ -208,7 +208,7 @@ def _unfit(entry: TensorEntry, entries: Entries, layer: LayerScheme) -> str | No
     stem = module_of(entry.name)
     biased = is_fused_experts(entry) and (f"{stem}_bias" in entries or f"{stem}.bias" in entries)
     stays = entry.stack is not None and entry.stack.stays
-    if biased and not stays and not layer.codec.fuses(layer):
+    if biased and not stays and not layer.codec.fused_experts:
         return "fused experts with a bias, which loaders do not take apart"
     return misfit(entry, layer)
 
@@ -217,7 +217,7 @@ def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
     """Return why the layout cannot hold a weight, or None."""
     if not is_fused_experts(entry) and (problem := no_matrix(entry.shape)) is not None:
         return problem
-    fused = layer.codec.fuses(layer)
+    fused = layer.codec.fused_experts
     shapes = {m.file_shape for m in matrices(entry, fused=fused)}
     if not shapes:
         return "is empty"

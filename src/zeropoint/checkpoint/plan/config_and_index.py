@@ -123,7 +123,7 @@ def _config(
         for decision in decisions:
             entry = decision.entry
             if decision.layer is not None:
-                fused = decision.layer.codec.fuses(decision.layer)
+                fused = decision.layer.codec.fused_experts
                 found = matrices(entry, fused=fused)
                 yield from (Module(m.module, decision.layer) for m in found)
             elif entry.name in codes:

@@ -194,7 +194,7 @@ def _quantize_tile(
         raise _named(error, weight, files, tile, scratch.buffer) from error
     if first:
         tensors |= constants
-    by_name = {codec.tensor_name(weight.module, suffix): tensor for suffix, tensor in tensors.items()}
+    by_name = {codec.separator.join((weight.module, suffix)): tensor for suffix, tensor in tensors.items()}
     for writer in writers:
         part = by_name.get(writer.span.tensor)
         if part is not None:

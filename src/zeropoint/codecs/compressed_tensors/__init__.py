@@ -59,6 +59,7 @@ class CompressedTensors(Codec):
     engines = RULES
     methods = (QUANT_METHOD,)
     reader = CompressedTensorsReader
+    keeps_codes = True
 
     def layout(self, layer: LayerScheme) -> str:
         found = self._layout(layer)
@@ -134,9 +135,6 @@ class CompressedTensors(Codec):
         self, modules: Mapping[LayerScheme, Sequence[str]], kept: Sequence[str]
     ) -> Mapping[str, Any]:
         return described(modules, kept)
-
-    def keeps(self, quantization: Mapping[str, Any]) -> bool:
-        return self.claims(quantization)
 
 
 def _codes_of_whole_words(bits: int) -> int:
