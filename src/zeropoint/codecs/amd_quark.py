@@ -46,6 +46,7 @@ from .engines import (
     Problem,
     always,
     fused_alike,
+    linear_alone,
     not_gguf,
     rules,
     with_humming,
@@ -163,12 +164,6 @@ class QuarkReader(Reader):
         return found
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts or facts.nonlinear or facts.transposed:
-        yield Loads.NO, "it reads linear layers alone in this layout"
-    yield Loads.PARTLY, "with amd-quark installed, which decodes weights"
-
-
 def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
     alone = [layer for layer in facts.layers if layer.input is None]
@@ -181,6 +176,9 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     elif integers:
         yield Loads.PARTLY, "integers of 4 bits in groups are read by newer releases"
     yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
+
+
+_transformers = linear_alone(Loads.PARTLY, "with amd-quark installed, which decodes weights")
 
 
 @dataclass(frozen=True)

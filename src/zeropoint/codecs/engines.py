@@ -87,6 +87,22 @@ def fused_alike(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, facts.split
 
 
+def in_turn(*given: EngineRule) -> EngineRule:
+    """Return the rule with the problems of several rules."""
+    return lambda facts: (problem for rule in given for problem in rule(facts))
+
+
+def linear_alone(loads: Loads, reason: str) -> EngineRule:
+    """Return the rule with one answer for linear layers, no for others."""
+
+    def rule(facts: Facts) -> Iterator[Problem]:
+        if facts.experts or facts.nonlinear or facts.transposed:
+            yield Loads.NO, "it reads linear layers alone in this layout"
+        yield loads, reason
+
+    return rule
+
+
 decoded_first = always(
     Loads.PARTLY, "it reads GGUF; its converter decodes these weights first, and quantizes them again"
 )

@@ -44,7 +44,7 @@ from ..layout import packing
 from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, not_gguf, not_read, rules
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Loads, linear_alone, not_gguf, not_read, rules
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, float_scales, names_in, needed, record_of
@@ -219,13 +219,9 @@ def _descriptions(weight: Scheme) -> Iterator[Field]:
         yield ConstantField(part, _number(flag, torch.uint8))
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts or facts.nonlinear or facts.transposed:
-        yield Loads.NO, "it reads linear layers alone in this layout"
-    yield (
-        Loads.PARTLY,
-        "hqq's own layers load it; transformers 5.23 initializes them at random, without an error",
-    )
+_transformers = linear_alone(
+    Loads.PARTLY, "hqq's own layers load it; transformers 5.23 initializes them at random, without an error"
+)
 
 
 @dataclass(frozen=True)

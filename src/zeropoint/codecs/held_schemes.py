@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UnsupportedError
 from ..formats.torch_dtypes import storage_dtype
+from ..recipes import Activation
 from ..schemes import Scheme
 from .block_extents import blocks
 from .safetensors_dtypes import FILE_DTYPES, torch_name
@@ -67,7 +68,9 @@ class SchemePattern(NamedTuple):
         )
 
 
-def require_held(layer: LayerScheme, tool: str, use: str, *, fits: bool) -> None:
+def require_held(
+    layer: LayerScheme, tool: str, use: str, *, fits: bool, given: Activation | None = None
+) -> None:
     """Raise UnsupportedError for other schemes, and for quantized inputs.
 
     Args:
@@ -75,8 +78,10 @@ def require_held(layer: LayerScheme, tool: str, use: str, *, fits: bool) -> None
         tool: whose layout it is, for the message.
         use: schemes that the layout holds, for the message.
         fits: whether it holds the scheme of the weight.
+        given: the only quantized input that it holds, or None.
     """
     if not fits:
         raise UnsupportedError(f"scheme {layer.weight} is not what {tool} stores; use {use}")
-    if layer.input is not None:
-        raise UnsupportedError(f"input {layer.input} has no place in {tool}; leave out the input")
+    if layer.input not in (None, given):
+        other = "leave out the input" if given is None else f"use {given.scheme}, or no input"
+        raise UnsupportedError(f"input {layer.input} has no place in {tool}; {other}")

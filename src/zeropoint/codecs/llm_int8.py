@@ -36,13 +36,15 @@ from .engines import (
     Facts,
     Loads,
     Problem,
+    always,
     fused_alike,
+    in_turn,
     loader_not_run,
     not_gguf,
     rules,
 )
 from .protocol import Codec, Contents, Documents, LayerScheme
-from .records import Entry, Known, Listing, Reader, Record, matrix, model_dtype, names_in, record_of
+from .records import Entry, MatrixReader
 from .tensor_fields import CodeField, ConstantField, Field, LevelField, Tensors, WeightPart
 
 QUANT_METHOD, FLAG = "bitsandbytes", "load_in_8bit"
@@ -82,25 +84,20 @@ class Magnitudes(LevelField):
 _ROWS = ConstantField(FORMAT, lambda *_: torch.zeros((), dtype=torch.uint8))
 
 
-class LlmInt8Reader(Reader):
+class LlmInt8Reader(MatrixReader):
     """The layers of one checkpoint of LLM.int8."""
 
-    def __init__(self, listing: Listing, codec: Codec) -> None:
-        weight = Scheme.parse(_SCHEME)
-        self._layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
-        self._dtype = model_dtype(listing.config, torch.float16)
-        self._four = bool(listing.quantization.get("load_in_4bit"))
-        self.ignore = names_in(listing.quantization, "llm_int8_skip_modules")
+    kept_key = "llm_int8_skip_modules"
+    dtype = torch.float16
+    optional = (FORMAT,)
 
-    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
-        """See :class:`Reader`; ``key`` is the module."""
-        shape = matrix(tensors, WEIGHT, self._layer.layout)
-        dtype = self._dtype if known is None else known.dtype
-        return record_of(self._layer, key, tensors, shape=shape, dtype=dtype, optional=(FORMAT,))
+    def layer(self, key: str, tensors: Mapping[str, Entry]) -> LayerScheme:
+        weight = Scheme.parse(_SCHEME)
+        return LayerScheme(codec=self.codec, name=str(weight), weight=weight)
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         four = "load_in_4bit of the configuration is true, too, but its codes have 8 bits"
-        return four if self._four else None
+        return four if self.listing.quantization.get("load_in_4bit") else None
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
@@ -110,12 +107,7 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read in this layout"
 
 
-def _vllm(facts: Facts) -> Iterator[Problem]:
-    yield from fused_alike(facts)
-    yield (
-        Loads.UNCHECKED,
-        "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried",
-    )
+_PLUGIN = "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried"
 
 
 @dataclass(frozen=True)
@@ -128,7 +120,8 @@ class LlmInt8(Codec):
     defaults = MappingProxyType({"scale": "float32"})
     parts = MappingProxyType({SCALE: True, FORMAT: True, WEIGHT: False})
     engines = rules(
-        {TRANSFORMERS: _transformers, VLLM: _vllm, DIFFUSERS: loader_not_run, LLAMA_CPP: not_gguf}
+        {TRANSFORMERS: _transformers, VLLM: in_turn(fused_alike, always(Loads.UNCHECKED, _PLUGIN))}
+        | {DIFFUSERS: loader_not_run, LLAMA_CPP: not_gguf}
     )
     methods = (QUANT_METHOD,)
     code_dtypes = ("I8",)

@@ -201,9 +201,12 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
         yield Loads.PARTLY, f"{newer.layout if newer else MIXED} is read by newer releases"
 
 
-def _tensorrt(facts: Facts) -> Iterator[Problem]:
-    yield from known_engines.fused_alike(facts)
-    yield Loads.UNCHECKED, "its releases differ in which algorithms and models they read, and none ran here"
+_tensorrt = known_engines.in_turn(
+    known_engines.fused_alike,
+    always(
+        Loads.UNCHECKED, "its releases differ in which algorithms and models they read, and none ran here"
+    ),
+)
 
 
 @dataclass(frozen=True)

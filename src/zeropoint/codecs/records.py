@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -18,6 +18,9 @@ from .held_schemes import FLOAT_SCALES
 
 if TYPE_CHECKING:
     from .protocol import LayerScheme
+
+
+T = TypeVar("T")
 
 
 class Known(NamedTuple):
@@ -227,6 +230,29 @@ def float_scales(
     return dtype
 
 
+def setting(config: Mapping[str, Any], key: str, default: T, fits: Callable[[Any], bool], wanted: str) -> T:
+    """Return a configured value; raises CheckpointError for a malformed one.
+
+    Args:
+        config: ``quantization_config`` of config.json.
+        key: of the value.
+        default: what it is where the section has none.
+        fits: whether a value can be right.
+        wanted: what it must be, for the message.
+
+    Example:
+        >>> setting({"group_size": 64}, "group_size", -1, lambda n: n in (-1, 64), "-1 or 64")
+        64
+    """
+    found: T | None = config.get(key)
+    value = default if found is None else found
+    if not fits(value):
+        raise CheckpointError(
+            f"{key} of quantization_config is {found!r:.40}, but must be {wanted}; the file is damaged"
+        )
+    return value
+
+
 def group_size(found: object) -> int:
     """Return the inputs of a group; 0, for -1, means whole rows.
 
@@ -236,12 +262,11 @@ def group_size(found: object) -> int:
     Raises:
         CheckpointError: where it is neither -1 nor positive.
     """
-    if type(found) is not int or not (found == -1 or found > 0):
-        raise CheckpointError(
-            f"group_size of quantization_config is {found!r:.40}, but must be -1 or positive; the file is "
-            "damaged"
-        )
-    return max(found, 0)
+    return max(0, setting({"group_size": found}, "group_size", 0, _is_group, "-1 or positive"))
+
+
+def _is_group(found: object) -> bool:
+    return type(found) is int and (found == -1 or found > 0)
 
 
 def names_in(quantization: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -258,13 +283,11 @@ def names_in(quantization: Mapping[str, Any], key: str) -> tuple[str, ...]:
         >>> names_in({"ignore": ["lm_head"]}, "ignore"), names_in({}, "ignore")
         (('lm_head',), ())
     """
-    found = quantization.get(key)
-    names = [] if found is None else found
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(
-            f"{key} of quantization_config is {found!r:.40}, but must be a list of names; the file is damaged"
-        )
-    return tuple(names)
+    return tuple(setting(quantization, key, list[str](), _are_names, "a list of names"))
+
+
+def _are_names(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
 def model_dtype(config: Config, default: torch.dtype) -> torch.dtype:
@@ -319,3 +342,42 @@ def record_of(
         raise CheckpointError(f"{', '.join(surplus)} has no place in {layer.layout}")
     parts = tuple(suffix for suffix in specs if suffix in tensors)
     return Record(module=module, layer=layer, shape=shape, dtype=dtype, parts=parts)
+
+
+class MatrixReader(Reader):
+    """Reader of weights whose tensor ``weight`` has an item per code.
+
+    Args:
+        listing: a checkpoint that the codec claims.
+        codec: whose readers these are.
+    """
+
+    kept_key: str
+    """Key of the configuration with the names of modules that are not quantized."""
+    dtype: torch.dtype
+    """Dtype of models that say none."""
+    optional: tuple[str, ...] = ()
+    """Suffixes of tensors that other writers leave out."""
+
+    def __init__(self, listing: Listing, codec: Any) -> None:
+        self.listing, self.codec = listing, codec
+        self.ignore = names_in(listing.quantization, self.kept_key)
+
+    def layer(self, key: str, tensors: Mapping[str, Entry]) -> LayerScheme:
+        """Return how a weight is quantized.
+
+        Args:
+            key: the module.
+            tensors: its tensors by suffix.
+
+        Raises:
+            NotImplementedError: here; each layout has its own schemes.
+        """
+        raise NotImplementedError
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        layer = self.layer(key, tensors)
+        shape = matrix(tensors, "weight", layer.layout)
+        dtype = model_dtype(self.listing.config, self.dtype) if known is None else known.dtype
+        return record_of(layer, key, tensors, shape=shape, dtype=dtype, optional=self.optional)

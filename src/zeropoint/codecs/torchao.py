@@ -49,6 +49,8 @@ from .engines import (
     Problem,
     always,
     fused_alike,
+    in_turn,
+    linear_alone,
     loader_not_run,
     not_gguf,
     rules,
@@ -285,22 +287,14 @@ def _input(data: Mapping[str, Any]) -> Activation | None:
     )
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts or facts.nonlinear or facts.transposed:
-        yield Loads.NO, "it reads linear layers alone in this layout"
-    yield Loads.PARTLY, "with torchao 0.18 installed"
-
-
-def _vllm(facts: Facts) -> Iterator[Problem]:
-    yield from fused_alike(facts)
-    yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
+_INSTALLED = "with torchao 0.18 installed"
 
 
 def _diffusers(facts: Facts) -> Iterator[Problem]:
     """Yield the verdict of diffusers 0.42.1: int8 weights were tried."""
     if any(layer.weight.element_name != "int8" or layer.input is not None for layer in facts.layers):
         yield from loader_not_run(facts)
-    yield Loads.PARTLY, "with torchao 0.18 installed"
+    yield Loads.PARTLY, _INSTALLED
 
 
 class TorchaoFormat(ModelFormat):
@@ -338,7 +332,8 @@ class Torchao(Codec):
     defaults = MappingProxyType({"scale": "input", "dialect": "torch"})
     parts = MappingProxyType(dict.fromkeys((CODES, SCALE, ZEROS, TENSOR_SCALE, *_OTHERS), True))
     engines = rules(
-        {TRANSFORMERS: _transformers, VLLM: _vllm, DIFFUSERS: _diffusers, LLAMA_CPP: not_gguf}
+        {TRANSFORMERS: linear_alone(Loads.PARTLY, _INSTALLED), VLLM: in_turn(fused_alike, loader_not_run)}
+        | {DIFFUSERS: _diffusers, LLAMA_CPP: not_gguf}
         | {TENSORRT: always(Loads.NO, "it does not know this layout")}
     )
     methods = (QUANT_METHOD,)
