@@ -261,8 +261,8 @@ class Quark(Codec):
         layer = contents.only_layer(self.title)
         everywhere = {
             "weight": weight_spec(_kind(layer)),
-            "input_tensors": None if layer.input is None else input_spec(layer.input),
             **dict.fromkeys(("bias", "output_tensors", "target_device")),
+            "input_tensors": None if layer.input is None else input_spec(layer.input),
         }
         export = {
             "kv_cache_group": [],

@@ -138,9 +138,15 @@ class Awq(Codec):
         """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         contents.require_distinct(self.title)
-        section = {"quant_method": QUANT_METHOD, "bits": _BITS, "zero_point": True, "version": "gemm"}
-        section |= {"group_size": blocks(layer.weight)[COLUMNS] or -1}
-        return Documents(section=section | {"modules_to_not_convert": contents.left_out or None})
+        section = {
+            "quant_method": QUANT_METHOD,
+            "bits": _BITS,
+            "group_size": blocks(layer.weight)[COLUMNS] or -1,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": contents.left_out or None,
+        }
+        return Documents(section=section)
 
 
 CODEC = Awq()
