@@ -17,6 +17,8 @@ from .rows import DequantizeArrays, dequantize_rows
 
 TABLE = 256
 """Values of a byte."""
+TWO_VALUES, POWERS = np.uint8(5), np.uint8(6)
+"""Kinds of bytes whose values need no table: 0 and 1 alone, and E8M0; after those of ``HeldAs``."""
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
@@ -55,6 +57,16 @@ def _values(stored: Any, kind: Any, table: Any, at: Any, count: Any, out: Any, t
         floats = stored.view(np.float32)
         for i in range(count):
             out[to + i] = floats[at + i]
+    elif kind == TWO_VALUES:
+        first, second, other = table[0], table[1], table[2]
+        for i in range(count):
+            code = stored[at + i]
+            out[to + i] = first if code == np.uint8(0) else (second if code == np.uint8(1) else other)
+    elif kind == POWERS:
+        for i in range(count):
+            code = np.uint32(stored[at + i])
+            bits = shl32(code, np.uint32(23)) if code > np.uint32(0) else np.uint32(0x00400000)
+            out[to + i] = float32_of(bits if code < np.uint32(255) else np.uint32(0x7FC00000))
     else:
         for i in range(count):
             out[to + i] = table[stored[at + i]]

@@ -437,7 +437,7 @@ def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
             done += span
             if shift > ZERO and span % WHOLE == ZERO and max(most, largest_bits(more, blocks)) < MODERATE:
                 source, target = Elements(x, at, span), (layout.bits, out, byte_at)
-                encode_blocks(source, numbers, more, shift, element, integers, target)
+                encode_blocks(source, numbers, more, (shift, moves), element, integers, target)
                 continue
             while left > ZERO:
                 part = tile_span(block, left)

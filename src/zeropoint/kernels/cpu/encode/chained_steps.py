@@ -15,6 +15,7 @@ import numpy as np
 from ..machine.descriptor import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, RECIPROCAL, ZERO_NONE
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, shr32
+from ..machine.lane_math import multiply_add
 from ..machine.tile import TILE
 from ..machine.vector import (
     WHOLE,
@@ -24,7 +25,9 @@ from ..machine.vector import (
     floats_of,
     larger,
     larger_bits,
+    larger_signed,
     smaller,
+    smaller_signed,
     store_lanes,
     words_of,
 )
@@ -83,27 +86,46 @@ def _of_blocks(x: Any, numbers: Any, shift: Any, i: Any) -> Any:
 
 
 @inlined
-def _strip(source: Any, strip: Any, blocks: Any, element: Any, target: Any) -> Any:
-    """Write codes of ``strip``; return the largest distance from whole numbers."""
+def _strip(source: Any, strip: Any, blocks: Any, element: Any, moves: Any, target: Any) -> None:
+    """Write codes of ``strip``, of quotients; moves: whether there are offsets."""
     x, at = source.x, source.at
-    factors, offsets, shift, inverted = blocks
+    factors, offsets, shift, _inverted = blocks
     low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
-    magnitude, worst = words_of(_MAGNITUDE), words_of(np.uint32(0))
     for i in range(strip[0], strip[1], WHOLE):
         a, b = values_at(x, at + i)
         f, g = _of_blocks(x, factors, shift, i)
-        y, z = _of_blocks(x, offsets, shift, i)
-        a, b = a - y, b - z
-        if inverted:
-            a, b = a * f, b * g
-        else:
-            a, b = a / f, b / g
-        a, b = smaller(larger(a, low), high), smaller(larger(b, low), high)
-        p, q = a + magic, b + magic
-        if inverted:
-            off = larger_bits(bits_of(a - (p - magic)) & magnitude, bits_of(b - (q - magic)) & magnitude)
-            worst = larger_bits(worst, off)
-        put_words(x, bits_of(p), bits_of(q), i, target)
+        if moves:
+            y, z = _of_blocks(x, offsets, shift, i)
+            a, b = a - y, b - z
+        a, b = smaller(larger(a / f, low), high), smaller(larger(b / g, low), high)
+        put_words(x, bits_of(a + magic), bits_of(b + magic), i, target)
+
+
+@inlined
+def _near_strip(source: Any, strip: Any, blocks: Any, element: Any, moves: Any, target: Any) -> Any:
+    """Write codes of ``strip``, of products with reciprocals.
+
+    Returns the bits of the largest distance from a whole number. Sums with MAGIC order like their bits, as
+    signed integers; past 2 ** 22 they are past the ends of an element, too.
+    """
+    x, at = source.x, source.at
+    factors, offsets, shift, _inverted = blocks
+    magic, magnitude, worst = floats_of(MAGIC), words_of(_MAGNITUDE), words_of(np.uint32(0))
+    low, high = bits_of(magic + floats_of(element.low)), bits_of(magic + floats_of(element.high))
+    for i in range(strip[0], strip[1], WHOLE):
+        a, b = values_at(x, at + i)
+        f, g = _of_blocks(x, factors, shift, i)
+        if moves:
+            y, z = _of_blocks(x, offsets, shift, i)
+            a, b = a - y, b - z
+        p, q = multiply_add(a, f, magic), multiply_add(b, g, magic)
+        off = larger_bits(
+            bits_of(multiply_add(a, f, magic - p)) & magnitude,
+            bits_of(multiply_add(b, g, magic - q)) & magnitude,
+        )
+        worst = larger_bits(worst, off)
+        p, q = larger_signed(bits_of(p), low), larger_signed(bits_of(q), low)
+        put_words(x, smaller_signed(p, high), smaller_signed(q, high), i, target)
     return worst
 
 
@@ -136,14 +158,15 @@ def _few_values(source: Any, blocks: Any, element: Any, codes: Any) -> None:
 
 @device
 def encode_blocks(
-    source: Any, scales: Any, offsets: Any, shift: Any, element: Any, room: Any, target: Any
+    source: Any, scales: Any, offsets: Any, blocks: Any, element: Any, room: Any, target: Any
 ) -> None:
-    """Write codes of ``(x - offset) / scale``, blocks ``i >> shift``.
+    """Write codes of ``(x - offset) / scale``.
 
-    source: :class:`.step_access.Elements`, whose differences must be finite. room: floats for reciprocals,
-    bytes for the codes of a tile and for these packed. target: their width, array and place.
+    source: :class:`.step_access.Elements`, whose differences must be finite. blocks: the shift n of
+    element i in block ``i >> n``, and whether there are offsets. room: floats for reciprocals, bytes for the
+    codes of a tile and for these packed. target: their width, array and place.
     """
-    (x, at, span), (bits, out, byte_at) = source, target
+    (x, at, span), (bits, out, byte_at), (shift, moves) = source, target, blocks
     reciprocals, codes, packed = room
     inverted = _reciprocals(scales, (span + (np.uint64(1) << shift) - np.uint64(1)) >> shift, reciprocals)
     most = max(abs(element.low), abs(element.high)) + np.float32(1)
@@ -161,9 +184,12 @@ def encode_blocks(
         place = StepTarget(bits, codes, out, byte_at)
         for start in range(np.uint64(0), n, STRIP):
             strip = start, min(start + STRIP, n)
-            if inverted and not any_below(middle, _strip(tile, strip, near, element, place)):
+            if inverted and moves:
+                if not any_below(middle, _near_strip(tile, strip, near, element, True, place)):
+                    continue
+            elif inverted and not any_below(middle, _near_strip(tile, strip, near, element, False, place)):
                 continue
-            _strip(tile, strip, exact, element, place)
+            _strip(tile, strip, exact, element, moves, place)
         if bits != np.uint64(8) and bits != np.uint64(4):
             emit_packed(codes, n, bits, packed, out, byte_at)
         byte_at += n * bits // np.uint64(8)

@@ -9,7 +9,9 @@ from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32, shr32
 from ..machine.named_records import unpacker
 from ..machine.tile import FEW, FLOAT32, NOT_FINITE, block_amax, spread
+from .power_steps import power_steps
 from .rows import QuantizeArrays, amax_rows, quantize_rows
+from .step_access import Elements
 
 LEAST, MOST = -127, 127
 """Smallest and largest exponent of a level: 2 ** -127 is subnormal in float32, with the bits 0x400000."""
@@ -28,6 +30,10 @@ class Powers(NamedTuple):
     outer_last: exponents that each level holds. inner_code, inner_step, outer_code, outer_step: the code of
     the first exponent of a level, and the step to the next. unit: step of integer codes. limits: float64, for
     each exponent of the coarse level the largest magnitude that the rules allow under the largest fine one.
+    top_code: largest magnitude of a code for :mod:`.power_steps`, or 0 where these know no such blocks;
+    sign_place: bit of its sign. places: bits of a code behind the point. calm: the least exponent of a coarse
+    block that these compute. pair_base, pair_flip: the code of a pair is its exponent plus the one, its
+    bits inverted by the other. zero_pair: the code of a pair in a block of zeros.
     """
 
     per: UInt64
@@ -44,6 +50,13 @@ class Powers(NamedTuple):
     outer_code: UInt8
     outer_step: UInt8
     unit: Float32
+    top_code: UInt32
+    sign_place: UInt32
+    places: Int32
+    calm: Int32
+    pair_base: UInt32
+    pair_flip: UInt32
+    zero_pair: UInt32
     limits: Any
 
 
@@ -128,17 +141,21 @@ def power_level_rows(arrays: Any, desc: Any, packed: Any, first: Any, last: Any)
     for r in range(first, last, step):
         rows, worst = min(last - r, step), np.uint32(0)
         values, blocks = x[r * layout.cols :], rows * width
+        levels = fine[r * width :], coarse[r * width // powers.per :]
+        codes = out[r * layout.row_bytes :] if len(out) else out
+        if powers.top_code > np.uint32(0):
+            source = Elements(values, _ZERO, rows * layout.cols)
+            if power_steps(source, powers, *levels, layout.bits, codes):
+                continue
         amax_rows(values, layout, amax, _ZERO, rows)
         for b in range(blocks):
             worst = max(worst, bits32(amax[b]))
         if worst >= NOT_FINITE:
             return BAD_VALUE
-        levels = fine[r * width :], coarse[r * width // powers.per :]
         state = power_levels(amax, blocks // powers.per, powers, *levels, factors)
         if state != OK:
             return state
         if len(out):
-            codes = out[r * layout.row_bytes :]
             quantize_rows(
                 QuantizeArrays(values, order, factors, none, nothing, codes, none), desc, _ZERO, rows
             )

@@ -25,7 +25,7 @@ from ....params.tensors import Params, require_parameters, zero_point_of
 from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from .. import entries
 from ..decode.fake import GradientBounds
-from ..decode.level_products import TABLE, LevelPairKinds
+from ..decode.level_products import POWERS, TABLE, TWO_VALUES, LevelPairKinds
 from ..machine.descriptor import Descriptor, RowLayout
 from ..machine.named_records import pack
 from ..statistics.error_sums import ClipExtent
@@ -202,12 +202,22 @@ def _levels(
             count = 1 << fmt.bits if isinstance(fmt, CodebookFormat) else TABLE
             codes = torch.arange(count, dtype=torch.int32, device="cpu").to(torch.uint8).view(native)
             tables[n * TABLE : n * TABLE + len(codes)] = load_scale(codes, fmt, torch.float32).numpy()
+            kinds.append(_kind_of_bytes(tables[n * TABLE : (n + 1) * TABLE]))
         elif native not in HELD:
             return None
-        kinds.append(HELD.get(native, HeldAs.LADDER))
+        else:
+            kinds.append(HELD[native])
     fine_kind, coarse_kind = kinds
     pair = LevelPairKinds(fine=fine_kind, coarse=coarse_kind, per=per)
     return Levels(tables=tables, kinds=pair, coarse=math.prod(grid) // per)
+
+
+def _kind_of_bytes(values: Any) -> int:
+    """Kind of a level whose bytes have these 256 values."""
+    if np.isnan(values[2:]).all():
+        return int(TWO_VALUES)
+    powers = np.append(np.ldexp(np.float32(1), np.arange(-127, 128)), np.float32(math.nan))
+    return int(POWERS if np.array_equal(values, powers, equal_nan=True) else HeldAs.LADDER)
 
 
 class Stored(NamedTuple):

@@ -62,10 +62,18 @@ class SearchKernel:
 
     def run(self, x: torch.Tensor, importance: torch.Tensor | None = None, out: Codes | None = None) -> Codes:
         """See :class:`zeropoint.ops.registry.Op`; out: memory for what is returned."""
-        scheme = self._request.scheme
-        data, params = out = self._memory(x.dtype) if out is None else out
-        name = block_types.type_of(scheme)
-        state = int(OK)
+        out = self.memory(x.dtype) if out is None else out
+        self.fill(x, importance, out)
+        return out
+
+    def fill(self, x: torch.Tensor, importance: torch.Tensor | None, out: Codes) -> int:
+        """Write codes and parameters; return the state of the kernel.
+
+        It is OK where no scale or minimum of a type that needs no search is zero.
+        """
+        data, params = out
+        name = block_types.type_of(self._request.scheme)
+        state, rounded = int(OK), name in _PLAIN and _is_rounded(_PLAIN[name][0], importance)
         if x.numel() and name in _PLAIN:
             state = self._run_plain(x, importance, data, params)
         elif x.numel():
@@ -76,10 +84,12 @@ class SearchKernel:
             state = share(kernel, (values, weights, *options, *outputs), x.numel() // SUPER, x.numel())
         if state != OK:
             require_finite(x)
-        block_types.require_finite_scales(params, scheme)
-        return out
+        if state != OK or not rounded:
+            block_types.require_finite_scales(params, self._request.scheme)
+        return state
 
-    def _memory(self, dtype: torch.dtype) -> Codes:
+    def memory(self, dtype: torch.dtype) -> Codes:
+        """Memory for the codes and parameters of a tensor."""
         scheme, shape = self._request.scheme, self._request.shape
         made = parameter_tensors(scheme, shape, dtype)
         data = memory.empty(code_rows.packed_shape(scheme, tuple(shape)), torch.uint8)
@@ -92,7 +102,8 @@ class SearchKernel:
         name, bits = block_types.type_of(self._request.scheme), self._request.scheme.bits
         assert name is not None
         kind, size, top = _PLAIN[name]
-        weighted = importance is not None and kind in (plain.SYMMETRIC, plain.AFFINE, plain.TABLE)
+        rounded = _is_rounded(kind, importance)
+        weighted = not rounded and importance is not None and kind not in (plain.MXFP4, plain.NVFP4)
         weights = (
             flat_array(importance.to(torch.float32)) if weighted and importance is not None else NO_FLOATS
         )
@@ -105,7 +116,7 @@ class SearchKernel:
         else:
             outputs = levels[0], levels[1] if len(levels) > 1 else _NO_HALVES, NO_BYTES
         count = x.numel() // size
-        if kind < plain.MXFP4 and not weighted:
+        if rounded:
             own = x.detach() if x.dtype in KINDS else x.detach().to(torch.float32)
             given = flat_array(own), KINDS[own.dtype], sizes, flat_array(data), *outputs
             return share(round_plain, given, count, x.numel())
@@ -137,6 +148,13 @@ class SearchKernel:
             bits=bits,
         )
         return search_minima, (pack(found),)
+
+
+def _is_rounded(kind: Any, importance: torch.Tensor | None) -> bool:
+    """Whether scales follow from extremes, so that nothing is searched."""
+    return bool(kind in (plain.EIGHT_BITS, plain.TERNARY)) or (
+        importance is None and kind in (plain.SYMMETRIC, plain.AFFINE)
+    )
 
 
 def _row_means(rows: torch.Tensor) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ....errors import ShapeError
-from ....formats import Format
+from ....formats import FloatFormat, Format
 from ....formats.torch_dtypes import format_of, storage_dtype
 from ....layout import packing
 from ....layout.blocks import blocks_of_blocks
@@ -32,6 +32,8 @@ from .calls import GivenCall, flat_bytes, given_call
 from .views import KINDS, rows_of_levels
 
 LEVELS = 2
+_PAIR, _PAIRS, _STEP, _DOWN = 2, 8, 32, 255
+"""Values of a fine block, fine blocks of a coarse one, values of a step, the code step of -1."""
 
 
 class LevelPair(NamedTuple):
@@ -91,6 +93,8 @@ def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Level
         most = np.ldexp(one, np.arange(outer.first, outer.last + 1)) * np.ldexp(one, inner.last)
     inner_addend, outer_addend = (addend_of(scheme, level.rule) for level in levels)
     limits = most.astype(np.float64) * reach(scheme)
+    known = inner_addend == outer_addend and blocks[-1] == _PAIRS
+    steps = _steps(scheme, shape[-1], inner, outer) if known else StepConstants()
     powers = Powers(
         per=blocks[-1],
         inner_addend=inner_addend,
@@ -107,8 +111,46 @@ def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Level
         outer_step=outer.step,
         unit=float(code_step(scheme)),
         limits=limits,
+        **steps._asdict(),
     )
     return LevelPair(powers=pack(powers), limits=limits, call=given_call(scheme, seen, dtype, dtype, None))
+
+
+class StepConstants(NamedTuple):
+    """Constants of :mod:`..encode.power_steps`; zeros where it does not know the blocks."""
+
+    top_code: int = 0
+    sign_place: int = 0
+    places: int = 0
+    calm: int = 0
+    pair_base: int = 0
+    pair_flip: int = 0
+    zero_pair: int = 0
+
+
+def _steps(scheme: Scheme, columns: int, inner: PowerCodes, outer: PowerCodes) -> StepConstants:
+    element, turned = scheme.element, inner.step == _DOWN
+    if scheme.granularity.block_shape((1, columns))[-1] != _PAIR or columns % _STEP:
+        return StepConstants()
+    if not isinstance(element, FloatFormat) or element.exponent_bits or not element.signed or element.emax:
+        return StepConstants()
+    places = element.mantissa_bits - 1 + element.bias
+    calm = max(outer.first, LEAST + 1 - inner.first, places - MOST - inner.first)
+    if not (
+        0 < places <= MOST and calm <= outer.last <= MOST and inner.step in (1, _DOWN) and inner.last >= 0
+    ):
+        return StepConstants()
+    zeros = min(max(LEAST - outer.first, inner.first), inner.last) - inner.first
+    return StepConstants(
+        top_code=int(element.max * 2**places),
+        sign_place=scheme.bits - 1,
+        places=places,
+        calm=calm,
+        # ~(n - 1) is -n.
+        pair_base=(-inner.first - inner.code - 1 if turned else inner.code - inner.first) % 2**32,
+        pair_flip=2**32 - 1 if turned else 0,
+        zero_pair=(inner.code + zeros * inner.step) % 256,
+    )
 
 
 class PowerCodes(NamedTuple):

@@ -7,6 +7,7 @@ llama.cpp takes the first; the reference rounds such blocks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import torch
@@ -18,6 +19,7 @@ from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Request
 from ....params.tensors import Params
 from ....schemes import Scheme
+from ..machine.descriptor import OK
 from .block_searches import Codes, SearchKernel
 from .views import KINDS
 
@@ -51,24 +53,20 @@ class RoundedBlocksKernel:
         self, x: torch.Tensor, out: Codes | None = None, extremes: tuple[float, float] | None = None
     ) -> Codes:
         """See :class:`zeropoint.ops.registry.Op`; what the kernels refuse, the reference names."""
-        scheme = self._request.scheme
-        try:
-            data, params = (
-                self._search.run(x, out=out) if extremes is None else self._by_reference(x, extremes)
-            )
-        except RangeError:
-            data, params = self._by_reference(x, extremes)
-        zero = functools.reduce(torch.bitwise_or, ((level == 0).reshape(-1) for level in params))
-        if bool(zero.any()):
+        scheme, state = self._request.scheme, None
+        data, params = own = self._search.memory(x.dtype) if out is None else out
+        if extremes is None:
+            with contextlib.suppress(RangeError):
+                state = self._search.fill(x, None, own)
+        if state is None:
+            return filled(own, *reference.quantize_dynamic(x, scheme, extremes))
+        if state != OK:
+            zero = functools.reduce(torch.bitwise_or, ((level == 0).reshape(-1) for level in params))
             codes, stored = reference.quantize_dynamic(x.detach().reshape(-1, _BLOCK)[zero], scheme)
             data.view(-1, codes.shape[-1])[zero] = codes
             for level, numbers in zip(params, stored, strict=True):
                 level.view(-1)[zero] = numbers.view(-1)
-        return (data, params) if out is None or data is out[0] else filled(out, data, params)
-
-    def _by_reference(self, x: torch.Tensor, extremes: tuple[float, float] | None) -> Codes:
-        data, params = reference.quantize_dynamic(x, self._request.scheme, extremes)
-        return data, [*params]
+        return own
 
     def hold(self, params: Params | None) -> HeldKernel:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""

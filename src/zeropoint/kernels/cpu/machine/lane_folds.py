@@ -69,3 +69,39 @@ def interleaved_pairs(typingctx: Any, x: Any) -> Any:
         return builder.bitcast(builder.shuffle_vector(words, words, indices(lanes)), args[0].type)
 
     return HALVES(HALVES), codegen
+
+
+def _swapper(distance: int) -> Any:
+    """Build the exchange of lanes n and ``n ^ distance``."""
+
+    @primitive
+    def swap(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.shuffle_vector(args[0], args[0], indices([n ^ distance for n in range(LANES)]))
+
+        return x(x), codegen
+
+    return swap
+
+
+swapped_by_1, swapped_by_2, swapped_by_4, swapped_by_8 = (_swapper(1 << n) for n in range(4))
+
+
+@primitive
+def even_lanes(typingctx: Any, a: Any, b: Any) -> Any:
+    """Lanes 0, 2, 4 ... of two vectors."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.shuffle_vector(*args, indices(list(range(0, 2 * LANES, 2))))
+
+    return a(a, a), codegen
+
+
+@primitive
+def first_lane(typingctx: Any, x: Any) -> Any:
+    """Lane 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], I32(0))
+
+    return x.scalar(x), codegen

@@ -13,6 +13,7 @@ import numpy as np
 from ....ops.lowering import Flag, Float64, UInt64
 from ..encode.block_scales import rounded
 from ..machine.intrinsics import device, inlined, scratch
+from ..machine.lane_math import multiply_add, whole
 from ..machine.named_records import unpacker
 from ..machine.tile import load
 from ..machine.vector import (
@@ -31,18 +32,7 @@ from ..machine.vector import (
     words_of,
 )
 from .lane_errors import LONGEST, SUMS, add_differences, add_errors, add_row, decode_affine, load_weights
-from .lanes import (
-    LANES,
-    add_pairwise,
-    code_of,
-    exponent_of,
-    least_lane,
-    most_lane,
-    multiply_add,
-    power_of,
-    where,
-    whole,
-)
+from .lanes import LANES, add_pairwise, code_of, exponent_of, least_lane, most_lane, power_of, where
 from .windows import ONES, load_columns
 
 _EIGHT, _THREE, _CHUNK = np.uint64(8), np.uint64(3), np.uint64(128)

@@ -9,31 +9,35 @@ from typing import Any
 
 import numpy as np
 
+from ..encode.chained_steps import largest_bits
+from ..encode.group_extremes import GROUP, can_group, group_extremes
+from ..encode.step_access import StepTarget, put_words, values_at
 from ..machine.bit_moves import emit_digits
-from ..machine.descriptor import BAD_VALUE, OK
+from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch
-from ..machine.tile import fetch_ahead, load
+from ..machine.lane_math import integers
+from ..machine.tile import NOT_FINITE, fetch_ahead, load
 from ..machine.vector import (
     WHOLE,
     above,
     any_lane,
+    bits_of,
     float16_of_floats,
     floats_of,
     floats_of_integers,
     larger,
     load_lanes,
-    low_octets,
     smaller,
     smaller_bits,
     store_lanes,
+    values_of,
     words_of,
 )
 from .lanes import (
     LANES,
     SUPER,
     divided,
-    integers,
     is_bad,
     is_zero,
     least_lane,
@@ -49,6 +53,10 @@ from .super_block import ZERO
 _LOW, _VALUE, _SCALE, _INVERSE = ZERO, LANES, LANES + LANES, LANES + LANES + LANES
 _TAME = np.float32(2.0**100)
 """Inverse scales below this are of scales that are no subnormal numbers: products with them are codes."""
+_BELOW_HALF = np.float32(0.49999997)
+"""The largest number below one half: half away from zero is the sum with it, truncated."""
+_HALF, _HALF_STEPS = np.uint16(0x7FFF), np.uint16(0x7BFF)
+"""Bits of the magnitude of a float16, and how many finite magnitudes there are but zero."""
 _AHEAD = np.uint64(2048)
 """How far ahead numbers are asked for: a group and its codes take less time than memory."""
 """Where 16 numbers lie: minima, numbers of largest magnitude or maxima, scales, inverse scales."""
@@ -72,27 +80,26 @@ def _rounded_down(x: Any, most: Any, wild: Any) -> Any:
 
 
 @inlined
-def _half_away(x: Any) -> Any:
-    """Return ``x`` rounded half away from zero, as words."""
-    held = _held(x)
-    whole = integers(held)
-    off = held - floats_of_integers(whole)
-    below_half = floats_of(np.float32(0.49999997))
-    up = above(off, below_half) & words_of(np.uint32(1))
-    down = above(floats_of(np.float32(-0.49999997)), off) & words_of(np.uint32(1))
-    return whole + up - down
+def _half_away(x: Any, wild: Any) -> Any:
+    """Return ``x`` rounded half away from zero, as words; wild: any number may come."""
+    held = _held(x) if wild else x
+    sign = bits_of(held) & words_of(np.uint32(0x80000000))
+    return integers(held + values_of(sign | bits_of(floats_of(_BELOW_HALF))))
 
 
 @device
-def _extremes(values: Any, count: Any, size: Any, ends: Any) -> Any:
-    """Write the extremes of ``count`` blocks; BAD_VALUE unless all are finite."""
+def _extremes(group: Any, size: Any, room: Any, ends: Any) -> Any:
+    """Write the extremes of a group's blocks; BAD_VALUE unless all are finite."""
+    x, at, count, source = group
+    if count == GROUP and can_group(size):
+        group_extremes(x, at, GROUP, size, ends[_LOW:], ends[_VALUE:])
+        return BAD_VALUE if largest_bits(ends, GROUP + GROUP) >= NOT_FINITE else OK
     worst = words_of(np.uint32(0))
     for block in range(count):
-        begin = block * size
-        low = high = load_lanes(values, begin)
-        worst = worse(worst, low)
-        for n in range(np.uint64(1), size // LANES):
-            number = load_lanes(values, begin + n * LANES)
+        load(x, at + block * size, size, source, room)
+        low = high = load_lanes(room, ZERO)
+        for i in range(ZERO, size, LANES):
+            number = load_lanes(room, i)
             worst = worse(worst, number)
             low, high = smaller(number, low), larger(number, high)
         ends[_LOW + block], ends[_VALUE + block] = least_lane(low), most_lane(high)
@@ -100,46 +107,49 @@ def _extremes(values: Any, count: Any, size: Any, ends: Any) -> Any:
 
 
 @device
-def _first_zeros(values: Any, count: Any, size: Any, ends: Any) -> None:
+def _first_zeros(group: Any, size: Any, room: Any, ends: Any) -> None:
     """Give zero minima, and their maxima, their block's first zero's sign."""
+    x, at, count, source = group
     for block in range(count):
         if ends[_LOW + block] != 0:
             continue
-        i = block * size
-        while values[i] != 0:
+        load(x, at + block * size, size, source, room)
+        i = ZERO
+        while room[i] != 0:
             i += np.uint64(1)
-        ends[_LOW + block] = values[i]
+        ends[_LOW + block] = room[i]
         if ends[_VALUE + block] == 0:
-            ends[_VALUE + block] = values[i]
+            ends[_VALUE + block] = room[i]
 
 
 @device
-def _first_largest(values: Any, count: Any, size: Any, ends: Any) -> None:
+def _first_largest(group: Any, size: Any, room: Any, ends: Any) -> None:
     """Write a block's first number of two largest magnitudes, 0 for zeros."""
+    x, at, count, source = group
     for block in range(count):
         high = ends[_VALUE + block]
         if high != -ends[_LOW + block]:
             continue
-        value = np.float32(0)
-        for i in range(block * size, block * size + size):
-            if abs(values[i]) > abs(value):
-                value = values[i]
-        ends[_INVERSE + block] = value
+        load(x, at + block * size, size, source, room)
+        i = ZERO
+        while high != 0 and abs(room[i]) != high:
+            i += np.uint64(1)
+        ends[_INVERSE + block] = room[i] if high != 0 else np.float32(0)
 
 
 @device
-def _scales(values: Any, count: Any, kind: Any, ends: Any) -> None:
+def _scales(group: Any, kind: Any, room: Any, ends: Any) -> None:
     """Write scales and their inverses."""
     zero, low, high = floats_of(np.float32(0)), load_lanes(ends, _LOW), load_lanes(ends, _VALUE)
     if kind.kind == AFFINE:
         if any_lane(is_zero(low)):
-            _first_zeros(values, count, kind.size, ends)
+            _first_zeros(group, kind.size, room, ends)
             low, high = load_lanes(ends, _LOW), load_lanes(ends, _VALUE)
         scale = (high - low) / floats_of(kind.top)
     elif kind.kind == SYMMETRIC:
         store_lanes(ends, _INVERSE, where(above(high, negative(low)), high, low))
         if any_lane(is_zero(high + low)):
-            _first_largest(values, count, kind.size, ends)
+            _first_largest(group, kind.size, room, ends)
         scale = load_lanes(ends, _INVERSE) / floats_of(np.float32(-kind.top))
     else:
         scale = larger(magnitudes(low), magnitudes(high)) / floats_of(kind.top)
@@ -147,66 +157,105 @@ def _scales(values: Any, count: Any, kind: Any, ends: Any) -> None:
     store_lanes(ends, _INVERSE, where(is_zero(scale), zero, divided(np.float32(1), scale)))
 
 
+@inlined
+def _affine(x: Any, low: Any, times: Any, top: Any, wild: Any) -> Any:
+    return _rounded_down((x - low) * times + floats_of(np.float32(0.5)), top, wild)
+
+
+@inlined
+def _symmetric(x: Any, low: Any, times: Any, top: Any, wild: Any) -> Any:
+    offset = floats_of_integers(top) + floats_of(np.float32(0.5))
+    return _rounded_down(x * times + offset, top + top - words_of(np.uint32(1)), wild) ^ top
+
+
+@inlined
+def _eight_bits(x: Any, low: Any, times: Any, top: Any, wild: Any) -> Any:
+    return _half_away(x * times, wild)
+
+
+@inlined
+def _ternary(x: Any, low: Any, times: Any, top: Any, wild: Any) -> Any:
+    return _half_away(x * times, wild) + words_of(np.uint32(1))
+
+
+def _coder(code: Any) -> Any:
+    """Build the loop that writes the codes of a group's blocks."""
+
+    @device
+    def write(group: Any, kind: Any, ends: Any, wild: Any, target: Any) -> None:
+        x, at, count, _source = group
+        top, size = words_of(np.uint32(kind.top)), np.uint64(kind.size)
+        for block in range(count):
+            low, times = floats_of(ends[_LOW + block]), floats_of(ends[_INVERSE + block])
+            for i in range(block * size, (block + np.uint64(1)) * size, WHOLE):
+                a, b = values_at(x, at + i)
+                put_words(x, code(a, low, times, top, wild), code(b, low, times, top, wild), i, target)
+
+    return write
+
+
+_write_affine, _write_symmetric = _coder(_affine), _coder(_symmetric)
+_write_eight_bits, _write_ternary = _coder(_eight_bits), _coder(_ternary)
+
+
 @device
-def _codes(values: Any, place: Any, kind: Any, low: Any, inverse: Any, codes: Any) -> None:
-    """Write the codes of the block at ``place``, bytes.
+def _codes(group: Any, kind: Any, ends: Any, target: Any) -> None:
+    """Write the codes of a group's blocks.
 
     A range with a step would divide, as long as that.
     """
-    times, top, wild = floats_of(inverse), words_of(np.uint32(kind.top)), not abs(inverse) < _TAME
+    tame = above(floats_of(_TAME), magnitudes(load_lanes(ends, _INVERSE)))
+    wild = any_lane(tame ^ words_of(np.uint32(0xFFFFFFFF)))
     if kind.kind == AFFINE:
-        least, half = floats_of(low), floats_of(np.float32(0.5))
-        for n in range(kind.size // WHOLE):
-            i = n * WHOLE
-            first = _rounded_down((load_lanes(values, place + i) - least) * times + half, top, wild)
-            second = _rounded_down((load_lanes(values, place + i + LANES) - least) * times + half, top, wild)
-            store_lanes(codes, place + i, low_octets(first, second))
+        _write_affine(group, kind, ends, wild, target)
     elif kind.kind == SYMMETRIC:
-        most, offset = top + top - words_of(np.uint32(1)), floats_of(np.float32(kind.top + np.float32(0.5)))
-        for n in range(kind.size // WHOLE):
-            i = n * WHOLE
-            first = _rounded_down(load_lanes(values, place + i) * times + offset, most, wild)
-            second = _rounded_down(load_lanes(values, place + i + LANES) * times + offset, most, wild)
-            store_lanes(codes, place + i, low_octets(first ^ top, second ^ top))
+        _write_symmetric(group, kind, ends, wild, target)
+    elif kind.kind == TERNARY:
+        _write_ternary(group, kind, ends, wild, target)
     else:
-        one = words_of(np.uint32(1) if kind.kind == TERNARY else np.uint32(0))
-        for n in range(kind.size // WHOLE):
-            i = n * WHOLE
-            first = _half_away(load_lanes(values, place + i) * times) + one
-            second = _half_away(load_lanes(values, place + i + LANES) * times) + one
-            store_lanes(codes, place + i, low_octets(first, second))
+        _write_eight_bits(group, kind, ends, wild, target)
+
+
+@device
+def _state_of(halves: Any, count: Any, minima: Any) -> Any:
+    """BAD_SCALE where a scale or minimum is zero or not finite."""
+    odd = np.uint32(0)
+    for block in range(count):
+        # From 0 to the largest finite number, in steps from zero.
+        odd |= np.uint32(((halves[block] & _HALF) - np.uint16(1)) & np.uint16(0xFFFF) >= _HALF_STEPS)
+    if minima:
+        for block in range(LANES, LANES + count):
+            odd |= np.uint32(((halves[block] & _HALF) - np.uint16(1)) & np.uint16(0xFFFF) >= _HALF_STEPS)
+    return BAD_SCALE if odd != np.uint32(0) else OK
 
 
 @device
 def rounded_rows(x: Any, source: Any, kind: Any, packed: Any, numbers: Any, first: Any, last: Any) -> Any:
     """Quantize blocks ``first`` to ``last`` of ``x``; source: its dtype, of :mod:`..machine.tile`.
 
-    packed: takes codes, as bytes.
+    packed: takes codes, as bytes. Returns BAD_VALUE, or BAD_SCALE where a number of a block is stored as zero
+    or is not finite there.
     """
-    ends, halves = scratch(64, np.float32), scratch(32, np.uint16)
+    ends, halves, values = scratch(64, np.float32), scratch(32, np.uint16), scratch(256, np.float32)
     codes, room = scratch(4096 + 8, np.uint8), scratch(4096 + 8, np.uint8)
-    values = scratch(4096, np.float32)
-    bits, state = np.uint64(kind.bits), OK
+    bits, state, digits = np.uint64(kind.bits), OK, kind.kind == TERNARY and kind.bits == np.uint64(8)
     for start in range(first, last, LANES):
         count, at = min(LANES, last - start), start * kind.size
-        total, target = count * kind.size, at * bits // np.uint64(8)
-        load(x, at, total, source, values)
-        fetch_ahead(x, at + _AHEAD, total)
-        state = max(state, _extremes(values, count, kind.size, ends))
-        _scales(values, count, kind, ends)
-        for block in range(count):
-            _codes(values, block * kind.size, kind, ends[_LOW + block], ends[_INVERSE + block], codes)
-        if bits == np.uint64(8) and kind.kind == TERNARY:
+        group, target = (x, at, count, source), at * bits // np.uint64(8)
+        fetch_ahead(x, at + _AHEAD, count * kind.size)
+        state = max(state, _extremes(group, kind.size, values, ends))
+        _scales(group, kind, values, ends)
+        # Digits and codes of other widths than 4 and 8 bits are packed from bytes.
+        _codes(group, kind, ends, StepTarget(np.uint64(0) if digits else bits, codes, packed, target))
+        if digits:
             # Zeros are ones as codes.
             emit_digits(codes, count, SUPER, np.uint64(1), packed, start * DIGIT_BYTES)
-        elif bits == np.uint64(8):
-            for i in range(total):
-                packed[target + i] = codes[i]
-        else:
-            emit_packed(codes, total, bits, room, packed, target)
+        elif bits != np.uint64(8) and bits != np.uint64(4):
+            emit_packed(codes, count * kind.size, bits, room, packed, target)
         store_lanes(halves, ZERO, float16_of_floats(load_lanes(ends, _SCALE), load_lanes(ends, _LOW)))
         for block in range(count):
             numbers.halves[start + block] = halves[block]
             if kind.kind == AFFINE:
                 numbers.half_minima[start + block] = halves[LANES + block]
+        state = max(state, _state_of(halves, count, kind.kind == AFFINE))
     return state

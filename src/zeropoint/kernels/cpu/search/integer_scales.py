@@ -39,6 +39,7 @@ from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.step_access import Elements
 from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
+from ..machine.lane_math import multiply_add, whole
 from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE
 from ..machine.vector import (
@@ -55,7 +56,7 @@ from ..machine.vector import (
     wide_floats,
     words_of,
 )
-from .lanes import LANES, add_pairwise, magnitudes, multiply_add, narrowed, where, whole
+from .lanes import LANES, add_pairwise, magnitudes, narrowed, where
 from .windows import ONES, load_columns, start_scales
 
 LONGEST = 128 * 16

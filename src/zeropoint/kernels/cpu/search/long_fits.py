@@ -14,6 +14,7 @@ import numpy as np
 
 from ..encode.block_scales import rounded
 from ..machine.intrinsics import device, inlined, scratch
+from ..machine.lane_math import multiply_add, whole
 from ..machine.tile import load
 from ..machine.vector import (
     above,
@@ -27,7 +28,7 @@ from ..machine.vector import (
     wide_floats,
 )
 from .lane_errors import add_errors, decode_lanes
-from .lanes import LANES, code_of, exponent_of, magnitudes, most_lane, multiply_add, power_of, where, whole
+from .lanes import LANES, code_of, exponent_of, magnitudes, most_lane, power_of, where
 
 _NONE, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 _CHUNK = np.uint64(1024)

@@ -7,9 +7,10 @@ import numpy as np
 from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.descriptor import OK
 from ..machine.intrinsics import device, scratch
+from ..machine.lane_math import root
 from ..machine.named_records import unpacker
 from ..machine.vector import floats_of, load_lanes, store_lanes, words_of
-from .lanes import LANES, SUPER, is_zero, magnitudes, root, rounded, where
+from .lanes import LANES, SUPER, is_zero, magnitudes, rounded, where
 from .line_search import Tries, fit_minima
 from .scale_codes import by_largest, search_positive
 from .super_block import ZERO, important_weights, load_group, sums_of, write_codes, write_level

@@ -21,6 +21,7 @@ import numpy as np
 
 from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.intrinsics import device, inlined
+from ..machine.lane_math import integers, multiply_add, root, whole
 from ..machine.vector import (
     bits_of,
     doubles_of,
@@ -38,7 +39,7 @@ from ..machine.vector import (
     words_of,
 )
 from .lane_errors import add_row
-from .lanes import LANES, add_pairwise, integers, magnitudes, multiply_add, root, whole
+from .lanes import LANES, add_pairwise, magnitudes
 
 _PLACES = np.uint64(10)
 """Binary places of a power."""

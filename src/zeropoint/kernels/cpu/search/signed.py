@@ -9,6 +9,7 @@ from ..encode.elements import MAGIC
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, load64, narrow_half, scratch, store64, widen_half
+from ..machine.lane_math import integers
 from ..machine.named_records import unpacker
 from ..machine.vector import (
     above,
@@ -28,7 +29,6 @@ from .lanes import (
     ONE,
     SUPER,
     divided,
-    integers,
     is_bad,
     is_zero,
     magnitudes,

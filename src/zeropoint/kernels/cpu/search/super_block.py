@@ -7,8 +7,9 @@ import numpy as np
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, narrow_half, scratch, widen_half
+from ..machine.lane_math import integers, root
 from ..machine.vector import WHOLE, floats_of, load_lanes, low_octets, store_lanes, words_of
-from .lanes import LANES, ONE, SUPER, integers, is_bad, root, sum_of_squares, transpose, worse
+from .lanes import LANES, ONE, SUPER, is_bad, sum_of_squares, transpose, worse
 
 ZERO = np.uint64(0)
 _LONG = 32 * 16

@@ -39,6 +39,7 @@ from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.step_access import Elements, values_in_order
 from ..machine.descriptor import BAD_VALUE, FLOAT, INTEGER, MULTIPLY, OK, POWER
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
+from ..machine.lane_math import integers, multiply_add
 from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE, block_amax, load
 from ..machine.vector import (
@@ -56,17 +57,7 @@ from ..machine.vector import (
     values_of,
     words_of,
 )
-from .lanes import (
-    LANES,
-    add_neighbors,
-    closest_quarters,
-    integers,
-    magnitudes,
-    multiply_add,
-    picks_from_tables,
-    transpose,
-    where,
-)
+from .lanes import LANES, add_neighbors, closest_quarters, magnitudes, picks_from_tables, transpose, where
 
 MOST = np.uint64(128)
 """Values of the longest blocks."""

@@ -1,0 +1,110 @@
+"""Steps of 32 values under shared microexponents: pairs in blocks of 16.
+
+A block is a vector: its magnitudes give the exponents of the pairs and of the block, these the codes, in one
+pass. Elements are fixed-point numbers with a sign bit.
+
+Gain that keeps it, over :mod:`.power_levels`: 1.6 times the speed of mx9 from float16.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..machine.byte_vectors import store_bytes
+from ..machine.emit import emit_packed
+from ..machine.intrinsics import device, inlined, scratch
+from ..machine.lane_folds import (
+    even_lanes,
+    first_lane,
+    swapped_by_1,
+    swapped_by_2,
+    swapped_by_4,
+    swapped_by_8,
+)
+from ..machine.tile import TILE, fetch_ahead
+from ..machine.vector import (
+    HALF,
+    WHOLE,
+    any_below,
+    bits_of,
+    floats_of,
+    larger_bits,
+    larger_signed,
+    low_octets,
+    smaller_bits,
+    values_of,
+    words_of,
+)
+from .elements import MAGIC
+from .step_access import StepTarget, put, values_in_order
+
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
+_FIELD, _MAGNITUDE = np.uint32(23), np.uint32(0x7FFFFFFF)
+_BIAS = np.int32(127)
+_ROOM = TILE + 8
+"""Bytes of the codes of a tile, and slack for a whole word."""
+_BLOCKS = TILE // 16
+
+
+@inlined
+def _block(x: Any, powers: Any) -> Any:
+    """Codes of a block of 16, of its pairs twice each, its exponent, and how far this is from the least one.
+
+    Exponents of blocks are distances from the first of their level; a block of zeros has that.
+    """
+    shift = words_of(_FIELD)
+    bits = bits_of(x)
+    magnitude = bits & words_of(_MAGNITUDE)
+    pair = larger_bits(magnitude, swapped_by_1(magnitude))
+    four = larger_bits(pair, swapped_by_2(pair))
+    eight = larger_bits(four, swapped_by_4(four))
+    block = larger_bits(eight, swapped_by_8(eight))
+    low, bottom = words_of(np.uint32(powers.inner_first)), words_of(np.uint32(powers.outer_first + _BIAS))
+    outer = (block + words_of(powers.outer_addend)) >> shift
+    inner = larger_signed(((pair + words_of(powers.inner_addend)) >> shift) - outer, low)
+    far = outer - words_of(np.uint32(powers.calm + _BIAS))
+    some = words_of(np.uint32(0)) - smaller_bits(block, words_of(np.uint32(1)))
+    inverse = (words_of(np.uint32(powers.places + _BIAS + _BIAS)) - inner - outer) << shift
+    magic = floats_of(MAGIC)
+    code = bits_of(values_of(magnitude) * values_of(inverse) + magic) - bits_of(magic)
+    code = smaller_bits(code, words_of(powers.top_code)) & some
+    code = code | ((bits >> words_of(np.uint32(31))) << words_of(powers.sign_place))
+    pair_code = (inner + words_of(powers.pair_base)) ^ words_of(powers.pair_flip)
+    zeros = words_of(powers.zero_pair)
+    pair_code = zeros ^ ((pair_code ^ zeros) & some)
+    return code, pair_code, (outer - bottom) & some, far & some
+
+
+@device
+def power_steps(source: Any, powers: Any, fine: Any, coarse: Any, bits: Any, out: Any) -> Any:
+    """Write the codes of whole steps, and of both levels; return whether they are right.
+
+    source: :class:`.step_access.Elements`. fine, coarse, out: bytes from those of the first value on, or an
+    empty ``out``. Wrong are codes of blocks whose exponent is not one of those from ``powers.calm`` on.
+    """
+    x, at, count = source
+    codes, packed = scratch(_ROOM, np.uint8), scratch(_ROOM, np.uint8)
+    exponents = scratch(_BLOCKS, np.uint32)
+    worst, byte_at = words_of(np.uint32(0)), _ZERO
+    for begin in range(_ZERO, count, np.uint64(TILE)):
+        span = min(np.uint64(TILE), count - begin)
+        fetch_ahead(x, at + begin + span, span)
+        target = StepTarget(bits, codes, out, byte_at)
+        for i in range(_ZERO, span, WHOLE):
+            place = begin + i
+            a, b = values_in_order(x, at + place)
+            p, pairs, one, far = _block(a, powers)
+            q, others, two, farther = _block(b, powers)
+            worst = larger_bits(worst, larger_bits(far, farther))
+            store_bytes(fine, place // np.uint64(2), even_lanes(pairs, others))
+            exponents[i // HALF], exponents[i // HALF + _ONE] = first_lane(one), first_lane(two)
+            if len(out):
+                put(low_octets(p, q), i, target)
+        first = begin // HALF
+        for c in range(span // HALF):
+            coarse[first + c] = np.uint8(powers.outer_code + np.uint8(exponents[c]) * powers.outer_step)
+        if len(out):
+            if bits != np.uint64(8) and bits != np.uint64(4):
+                emit_packed(codes, span, bits, packed, out, byte_at)
+            byte_at += span * bits // np.uint64(8)
+    return not any_below(words_of(np.uint32(powers.outer_last - powers.calm)), worst)
