@@ -145,7 +145,7 @@ class QuarkReader(Reader):
         width *= _WORD_FIELDS if kind.words else 2 if kind.dtype == "fp4" else 1
         shape = (width, lines) if kind.transposed else (lines, width)
         own = known.dtype if known is not None else model_dtype(self._listing.config, torch.bfloat16)
-        return record_of(layer, key, tensors, shape=shape, dtype=own, optional=(ZEROS,) * kind.symmetric)
+        return record_of(layer, key, tensors, Known(shape, own), (ZEROS,) * kind.symmetric)
 
     def kept(self) -> Callable[[str], bool]:
         return lambda _: False

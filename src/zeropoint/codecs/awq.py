@@ -42,9 +42,20 @@ from .engines import (
 )
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
-from .records import Entry, Known, Listing, Reader, Record, float_scales, group_size, names_in, needed
+from .records import (
+    Entry,
+    Known,
+    Listing,
+    Reader,
+    Record,
+    float_scales,
+    group_size,
+    names_in,
+    needed,
+    record_of,
+)
 from .tensor_fields import COLUMNS, CodeField, Field, InterleavedZeros, LevelField
-from .word_layers import CODES, SCALES, ZEROS, word_record
+from .word_layers import CODES, GROUPS, SCALES, ZEROS, facts_of
 from .words import INTERLEAVED
 
 QUANT_METHOD = "awq"
@@ -90,7 +101,7 @@ class AwqReader(Reader):
         weight = _PATTERN.scheme(_BITS, self._group, float_scales(tensors, SCALES))
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         shape = (codes.shape[1] * _FIELDS, codes.shape[0])
-        return word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
+        return record_of(layer, key, tensors, facts_of(known, shape, self._listing.config), (GROUPS,))
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:

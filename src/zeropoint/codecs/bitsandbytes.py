@@ -119,7 +119,7 @@ class BitsandbytesReader(Reader):
         partial = partial_group(weight, state.shape)
         if partial is not None:
             raise UnsupportedError(f"{partial}, so blocks run over rows, which is not read here")
-        return record_of(layer, key, tensors, shape=state.shape, dtype=state.dtype)
+        return record_of(layer, key, tensors, Known(state.shape, state.dtype))
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         kind, _, nested = layer.layout.partition(" ")

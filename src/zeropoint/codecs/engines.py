@@ -63,9 +63,16 @@ class Facts:
 Problem: TypeAlias = tuple[Loads, str]
 EngineRule: TypeAlias = Callable[[Facts], Iterator[Problem]]
 TRANSFORMERS, VLLM, HUMMING, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME, MLX_LM, DIFFUSERS = ENGINES = (
-    "transformers", "vLLM", "vLLM with humming", "SGLang", "TensorRT-LLM", "llama.cpp", "onnxruntime",
-    "mlx-lm", "diffusers",
-)  # fmt: skip
+    "transformers",
+    "vLLM",
+    "vLLM with humming",
+    "SGLang",
+    "TensorRT-LLM",
+    "llama.cpp",
+    "onnxruntime",
+    "mlx-lm",
+    "diffusers",
+)
 """The engines of which every codec says something, in the order of reports."""
 
 MERGING = frozenset((VLLM, SGLANG, TENSORRT))
@@ -130,7 +137,6 @@ def rules(known: Mapping[str, EngineRule]) -> MappingProxyType[str, EngineRule]:
     >>> list(rules({})) == list(ENGINES)
     True
     """
-    every = dict.fromkeys(ENGINES, not_checked) | {
-        ONNXRUNTIME: no_safetensors, MLX_LM: not_read, HUMMING: not_read, DIFFUSERS: not_read,
-    }  # fmt: skip
+    every = dict.fromkeys(ENGINES, not_checked) | {ONNXRUNTIME: no_safetensors}
+    every |= dict.fromkeys((MLX_LM, HUMMING, DIFFUSERS), not_read)
     return MappingProxyType(every | {SGLANG: known.get(VLLM, not_checked)} | dict(known))

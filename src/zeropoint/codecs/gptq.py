@@ -52,7 +52,7 @@ from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, Facts, Loads, Problem, d
 from .gptq_config import BITS, OTHER, QUANT_METHOD, SKIP, V1, V2, GptqSettings
 from .held_schemes import FLOAT_SCALES
 from .protocol import Codec, Contents, Documents, LayerScheme
-from .records import Entry, Known, Listing, Reader, Record, float_scales, needed
+from .records import Entry, Known, Listing, Reader, Record, float_scales, needed, record_of
 from .safetensors_dtypes import FILE_DTYPES, torch_name
 from .tensor_fields import (
     COLUMNS,
@@ -67,7 +67,7 @@ from .tensor_fields import (
     WeightPart,
     decoded,
 )
-from .word_layers import CODES, GROUPS, SCALES, ZEROS, word_record
+from .word_layers import CODES, GROUPS, SCALES, ZEROS, facts_of
 from .words import fields_of, group_of, whole_words, words_of, words_of_one
 
 _HEAD = "lm_head"
@@ -106,7 +106,7 @@ class GptqReader(Reader):
             ordered=GROUPS in tensors and self._out_of_order(tensors[GROUPS], weight, shape[1]),
         )
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
-        return word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
+        return record_of(layer, key, tensors, facts_of(known, shape, self._listing.config), (GROUPS,))
 
     def promised(self) -> tuple[str, ...]:
         return (_HEAD,) if self._listing.quantization.get("lm_head") is True else ()

@@ -154,7 +154,7 @@ class HqqReader(Reader):
             known_names = ", ".join(str(d) for d in _COMPUTE)
             raise CheckpointError(f"compute_dtype is {named!r:.40}, but must be one of {known_names}")
         optional = (*_FLAGS, UNPACKED)
-        return record_of(layer, key, tensors, shape=(rows, columns), dtype=dtype, optional=optional)
+        return record_of(layer, key, tensors, Known((rows, columns), dtype), optional)
 
     def _number(self, tensors: Mapping[str, Entry], part: str) -> int:
         return self._ints(tensors, part, "I32", "<i", ())[0]

@@ -153,7 +153,7 @@ class MlxReader(Reader):
             dtype = TORCH_DTYPES[float_scales(tensors, SCALES)]
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         shape = (codes.shape[0], codes.shape[1] * WORD // weight.bits)
-        return record_of(layer, key, tensors, shape=shape, dtype=dtype)
+        return record_of(layer, key, tensors, Known(shape, dtype))
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         """See :class:`Reader`: experts that config.json does not count."""

@@ -160,7 +160,7 @@ class ModelOptReader(Reader):
         (rows, width), layer = matrix(tensors, WEIGHT, algorithm), _layer(self._codec, algorithm)
         shape = (rows, width * (8 // layer.weight.bits))
         dtype = known.dtype if known is not None else model_dtype(self._listing.config, torch.bfloat16)
-        return record_of(layer, key, tensors, shape=shape, dtype=dtype)
+        return record_of(layer, key, tensors, Known(shape, dtype))
 
     def kept(self) -> Callable[[str], bool]:
         return lambda _: False

@@ -193,10 +193,16 @@ class Onnx(Codec):
     )
     defaults = MappingProxyType({"scale": "input"})
     input_names = INPUTS
-    engines = rules({
-        ONNXRUNTIME: _runtime, TRANSFORMERS: NO_ONNX, VLLM: NO_ONNX, SGLANG: NO_ONNX, LLAMA_CPP: NO_ONNX,
-        TENSORRT: always(Loads.UNCHECKED, "TensorRT reads ONNX; these files were not tried"),
-    })  # fmt: skip
+    engines = rules(
+        {
+            ONNXRUNTIME: _runtime,
+            TRANSFORMERS: NO_ONNX,
+            VLLM: NO_ONNX,
+            SGLANG: NO_ONNX,
+            LLAMA_CPP: NO_ONNX,
+            TENSORRT: always(Loads.UNCHECKED, "TensorRT reads ONNX; these files were not tried"),
+        }
+    )
     usual = (ONNXRUNTIME,)
     reader = OnnxReader
     methods = ("onnx",)

@@ -91,7 +91,7 @@ def nbits_record(layer: GraphLayer, key: str, tensors: Mapping[str, Entry]) -> R
     weight = as_written(layer, Scheme.parse(f"{text}:scale=input"))
     scheme = LayerScheme(codec=CODEC, name=str(weight), weight=weight)
     shaped = {part: _Shaped(e.name, e.dtype, _three(e.shape, part, rows)) for part, e in tensors.items()}
-    return record_of(scheme, key, shaped, shape=(rows, columns), dtype=TORCH_DTYPES[scales.dtype])
+    return record_of(scheme, key, shaped, Known((rows, columns), TORCH_DTYPES[scales.dtype]))
 
 
 def as_written(layer: GraphLayer, found: Scheme) -> Scheme:

@@ -238,7 +238,7 @@ class QuantoReader(Reader):
             weight = _shifted(bits, group_of(shape[1]), name, integer=integer)
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         optional = (SIZE, INPUT, OUTPUT)
-        return record_of(layer, key, tensors, shape=shape, dtype=own, optional=optional)
+        return record_of(layer, key, tensors, Known(shape, own), optional)
 
     def _shape(
         self, module: str, tensors: Mapping[str, Entry], groups: tuple[int, int], known: Known | None

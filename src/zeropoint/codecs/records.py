@@ -306,23 +306,22 @@ def model_dtype(config: Config, default: torch.dtype) -> torch.dtype:
 
 
 def record_of(
-    layer: LayerScheme, module: str, tensors: Mapping[str, Entry], *, shape: tuple[int, int],
-    dtype: torch.dtype, optional: Collection[str] = (),
-) -> Record:  # fmt: skip
+    layer: LayerScheme, module: str, tensors: Mapping[str, Entry], of: Known, optional: Collection[str] = ()
+) -> Record:
     """Return the record of a weight with its codec's own tensors.
 
     Args:
         layer: how it is quantized.
         module: dotted name of its layer.
         tensors: of the weight, by suffix.
-        shape: (out_features, in_features).
-        dtype: of the weight before it was quantized.
+        of: shape and dtype of the weight.
         optional: suffixes of tensors that other writers leave out.
 
     Raises:
         CheckpointError: for a shape that the codec refuses, and for a tensor that is missing, is of another
             dtype or shape than the codec writes, or has no place in the layout. One number may be a list.
     """
+    shape, dtype = of
     problem = layer.codec.refusal(layer, shape)
     if problem is not None:
         raise CheckpointError(problem)
@@ -380,4 +379,4 @@ class MatrixReader(Reader):
         layer = self.layer(key, tensors)
         shape = matrix(tensors, "weight", layer.layout)
         dtype = model_dtype(self.listing.config, self.dtype) if known is None else known.dtype
-        return record_of(layer, key, tensors, shape=shape, dtype=dtype, optional=self.optional)
+        return record_of(layer, key, tensors, Known(shape, dtype), self.optional)

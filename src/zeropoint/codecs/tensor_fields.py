@@ -340,16 +340,11 @@ class InterleavedZeros(Field):
 
     def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
         rows, groups = weight.granularity.grid(shape)
+        made = functools.partial(TensorSpec, suffix=self.suffix, dtype="I32")
         if self.along == ROWS:
-            return TensorSpec(suffix=self.suffix, dtype="I32", shape=(rows // _EIGHT,), per=_EIGHT)
-        return TensorSpec(
-            suffix=self.suffix,
-            dtype="I32",
-            shape=(groups, rows // _EIGHT),
-            axis=COLUMNS,
-            per=words.group_of(weight, shape[1]),
-            across=(1, _EIGHT),
-        )
+            return made(shape=(rows // _EIGHT,), per=_EIGHT)
+        size, per = (groups, rows // _EIGHT), words.group_of(weight, shape[1])
+        return made(shape=size, axis=COLUMNS, per=per, across=(1, _EIGHT))
 
     def lines(self, q: QuantizedTensor) -> torch.Tensor:
         zero = torch.zeros(q.scales[0].shape) if q.zero_point is None else q.zero_point

@@ -163,7 +163,7 @@ class TorchaoReader(Reader):
                 f"dtype in its metadata is {named!r:.40}, but must be one of {', '.join(_DTYPES)}"
             )
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight, input=_input(data))
-        return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
+        return record_of(layer, key, tensors, Known(shape, _DTYPES[named]))
 
     def _packed(
         self, key: str, tensors: Mapping[str, Entry], described: tuple[str, Mapping[str, Any]]
@@ -193,7 +193,7 @@ class TorchaoReader(Reader):
         swizzle = kind != INT4 and plain.get("is_swizzled_scales") is True
         codec = self._codec if swizzle or kind == INT4 else replace(self._codec, swizzle=False)
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight, input=took)
-        return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
+        return record_of(layer, key, tensors, Known(shape, _DTYPES[named]))
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         """See :class:`Reader`: the default, from which own entries may differ."""

@@ -11,7 +11,7 @@ This module has what the layouts share, which are codecs of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
@@ -19,19 +19,16 @@ from ..architectures import Config, model_type
 from ..errors import printable
 from .compressed_tensors.tested import other_classes
 from .engines import Facts, Loads, Problem, always, fused_alike
-from .protocol import LayerScheme
-from .records import Entry, Known, Record, model_dtype, record_of
+from .records import Known, model_dtype
 
 CODES, ZEROS, SCALES, GROUPS = "qweight", "qzeros", "scales", "g_idx"
 
 
-def word_record(
-    layer: LayerScheme, module: str, tensors: Mapping[str, Entry], known: Known | None, *,
-    shape: tuple[int, int], config: Config,
-) -> Record:  # fmt: skip
-    """Return a layer's record, float16 unless source or model says otherwise."""
-    dtype = known.dtype if known is not None and known.shape == shape else model_dtype(config, torch.float16)
-    return record_of(layer, module, tensors, shape=shape, dtype=dtype, optional=(GROUPS,))
+def facts_of(known: Known | None, shape: tuple[int, int], config: Config) -> Known:
+    """Return a weight's shape and dtype, float16 unless known."""
+    if known is not None and known.shape == shape:
+        return known
+    return Known(shape, model_dtype(config, torch.float16))
 
 
 def transformers(facts: Facts) -> Iterator[Problem]:

@@ -62,7 +62,7 @@ class CompressedTensorsReader(Reader):
         weight = _with_scale_format(layer.weight, layout, dtype, tensors)
         codec = replace(self._codec, form=self._form(group, tensors, shape))
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight, input=layer.input)
-        record = record_of(layer, key, tensors, shape=shape, dtype=dtype)
+        record = record_of(layer, key, tensors, Known(shape, dtype))
         if SHAPE in tensors and self._read_shape(tensors[SHAPE]) != shape:
             found = list(self._read_shape(tensors[SHAPE]))
             raise CheckpointError(f"weight_shape says {found}, but the weight has shape {list(shape)}")
