@@ -185,6 +185,10 @@ class PackedZeros(Field):
         return (fields - (1 << (bits - 1))).to(zero_point_dtype(weight)).t().contiguous()
 
 
+def _index(weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return _groups(weight, shape[1])
+
+
 def _transformers(facts: Facts) -> Iterator[Problem]:
     yield from word_layers.transformers(facts)
     rules = facts.section.get("dynamic", {})
@@ -272,7 +276,7 @@ class Gptq(Codec):
             CodeField(CODES, "I32", along=COLUMNS, shifted=True),
             PackedZeros(ZEROS, first=self._version(layer.weight) == V1),
             LevelField(SCALES, along=COLUMNS),
-            ConstantField(GROUPS, lambda weight, shape, _: _groups(weight, shape[1])),
+            ConstantField(GROUPS, _index),
         )
 
     def tensors(

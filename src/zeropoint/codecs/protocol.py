@@ -162,6 +162,14 @@ class Documents:
     notes: tuple[str, ...] = ()
 
 
+@functools.lru_cache(maxsize=4096)
+def _specs(
+    fields: tuple[Field, ...], weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[TensorSpec, ...]:
+    """Tensors of a weight; a checkpoint of many has few schemes and shapes."""
+    return tuple([each.spec(weight, shape, dtype) for each in fields])
+
+
 class Codec(Protocol):
     """Protocol of codecs; the module says what has no default.
 
@@ -182,11 +190,9 @@ class Codec(Protocol):
         candidates: presets, of weights alone, between which a search chooses where nobody names others.
         use: how the graph of the source uses the weight, in files with graphs.
         model_format: what its files say of a model besides its weights.
-        reader: class of its readers, which take a listing that the codec claims and the codec, and raise for
-            unknown configurations.
-        fused_experts: whether a layer's experts stay in one tensor, and are no modules of their own. The
-            shape of such a weight has a first axis of experts for :meth:`refusal`; elsewhere the rows of all
-            experts form one matrix, whose tensors get that axis in the file.
+        reader: class of its readers, made of a listing that it claims and itself; raises where none is read.
+        fused_experts: whether a layer's experts stay in one tensor, and are no modules of their own.
+            :meth:`refusal` sees a first axis of experts; elsewhere their rows form one matrix.
         separator: between a module's name and a suffix, in the name of a tensor.
         keeps_codes: whether its documents can describe layers with codes kept from a source of its own.
     """
@@ -216,7 +222,6 @@ class Codec(Protocol):
         """Return one hash for all values of a stateless codec."""
         return hash(type(self))
 
-    # What it holds.
     def used(self, use: Use | None) -> Codec:
         """Return the codec for a weight's use in a graph, usually itself.
 
@@ -247,13 +252,11 @@ class Codec(Protocol):
         problem = no_matrix(shape) or partial_group(layer.weight, shape)
         if problem is not None:
             return problem
-        uneven = (found for each in self.fields(layer) if (found := each.fills(layer.weight)))
-        said = (
-            f"{('first', 'last')[axis]} axis {shape[axis]} does not fill whole words, of {count} codes"
-            for axis, count in sorted(uneven)
-            if shape[axis] % count
-        )
-        return next(said, None)
+        for axis, count in sorted(filter(None, [each.fills(layer.weight) for each in self.fields(layer)])):
+            if shape[axis] % count:
+                what = ("first", "last")[axis]
+                return f"{what} axis {shape[axis]} does not fill whole words, of {count} codes"
+        return None
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
         """Return the named divisors of a device's part along ``axis``.
@@ -295,7 +298,6 @@ class Codec(Protocol):
         """
         return layer
 
-    # Its tensors.
     def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
         """Return the fields of a weight, its codes first.
 
@@ -312,7 +314,8 @@ class Codec(Protocol):
         Args:
             layer: how the weight is quantized.
         """
-        return COLUMNS if any(each.along == COLUMNS for each in self.fields(layer)) else ROWS
+        fields = self.fields(layer)
+        return fields[0].along if fields else ROWS
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
         """Return the multiple of independent parts along that axis.
@@ -326,7 +329,7 @@ class Codec(Protocol):
         axis = self.axis(layer)
         own = blocks(layer.weight)[ROWS] or 1 if axis == ROWS else 8 // math.gcd(8, layer.weight.bits)
         specs = self.tensors(layer, shape, torch.float32)
-        return math.lcm(own, *(spec.per for spec in specs if spec.axis == axis))
+        return math.lcm(own, *[spec.per for spec in specs if spec.axis == axis])
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
@@ -338,7 +341,7 @@ class Codec(Protocol):
             shape: (out_features, in_features).
             dtype: of the weight before it is quantized, which scales have under ``scale=input``.
         """
-        return tuple(each.spec(layer.weight, shape, dtype) for each in self.fields(layer))
+        return _specs(self.fields(layer), layer.weight, shape, dtype)
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """Return, by suffix, a part's lines of each cut tensor.
@@ -347,8 +350,8 @@ class Codec(Protocol):
             layer: how the weight is quantized.
             q: the whole weight, or a part of it along the codec's axis.
         """
-        found = ((each.suffix, each.lines(q)) for each in self.fields(layer))
-        return {suffix: lines for suffix, lines in found if lines is not None}
+        fields = self.fields(layer)
+        return {each.suffix: lines for each in fields if (lines := each.lines(q)) is not None}
 
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
@@ -360,8 +363,8 @@ class Codec(Protocol):
             params: of any part: what they have for the whole tensor, all parts have.
             shape: (out_features, in_features) of the whole weight.
         """
-        found = ((each.suffix, each.whole(params, shape)) for each in self.fields(layer))
-        return {suffix: tensor for suffix, tensor in found if tensor is not None}
+        fields = self.fields(layer)
+        return {each.suffix: x for each in fields if (x := each.whole(params, shape)) is not None}
 
     def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
         """Return a part of a weight; ``params.validate()`` checks its parameters.
@@ -375,9 +378,7 @@ class Codec(Protocol):
         return decoded(self.fields(layer), tensors, layer.weight, part)
 
     def drift(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> torch.Tensor | None:
-        """Return the possible drift of scales since choosing codes, or None.
-
-        None says that they are the same, as by default.
+        """Return the possible drift of scales since choosing codes, None for none.
 
         Args:
             layer, tensors, part: as :meth:`decode` has them.
@@ -393,7 +394,6 @@ class Codec(Protocol):
         """
         return None
 
-    # Its files.
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         """Return a tensor's weight key, part, and certainty, or None.
 

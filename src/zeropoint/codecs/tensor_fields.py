@@ -442,5 +442,5 @@ def decoded(fields: Sequence[Field], tensors: Tensors, weight: Scheme, part: Wei
     tensors, weight = rows_of_blocks(tensors, by_level[0].suffix, weight, part)
     zero = () if weight.zero_point is ZeroPoint.NONE else (ZERO_POINT,)
     levels = (CODES, *range(len(weight.levels)), *zero)
-    data, *stored = (by_level[n].numbers(tensors[by_level[n].suffix], weight, part) for n in levels)
+    data, *stored = [by_level[n].numbers(tensors[by_level[n].suffix], weight, part) for n in levels]
     return part.quantized(weight, data, *stored)

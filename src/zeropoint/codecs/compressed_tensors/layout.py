@@ -251,6 +251,7 @@ def unfit(weight: Scheme, layout: Layout, shape: tuple[int, ...]) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=_KNOWN)
 def fields_of(weight: Scheme, layout: Layout) -> tuple[Field, ...]:
     """Return the fields of a weight.
 
