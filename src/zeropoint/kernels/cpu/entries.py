@@ -23,7 +23,8 @@ from .decode.rows import DequantizeArrays, dequantize_rows
 from .encode.chained_rows import ChainedArrays, chained_rows
 from .encode.outer_scale import largest_bits_of_rows, outer_scale, unpack_outer
 from .encode.rows import QuantizeArrays, amax_rows, quantize_rows, range_rows
-from .linear.from_codes import Input, Weights, code_rows, float_rows, slot_of, unpack_matrix, unpack_slots
+from .linear.chunks import Weights, unpack_matrix, unpack_slots
+from .linear.from_codes import Input, code_rows, float_rows, slot_of
 from .linear.from_values import ONE, PackedValues, unpack_panels, value_panels
 from .machine.descriptor import OK, set_coarse, unpack
 from .machine.intrinsics import device, kernel
@@ -177,8 +178,8 @@ def linear_from_codes(*args: Any) -> Any:
     """Compute slots of a layer's output from integer codes; see :func:`.linear.from_codes.code_rows`.
 
     An array of the dtype of codes, x, a descriptor, order, whether codes have a sign, the given scale and
-    zero point, fields of :class:`.linear.from_codes.Weights`, workspace, output,
-    :class:`.linear.from_codes.Slots`.
+    zero point, fields of :class:`.linear.chunks.Weights`, workspace, output,
+    :class:`.linear.chunks.Slots`.
     """
     return run_bundled(_codes, args)
 

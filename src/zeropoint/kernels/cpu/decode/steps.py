@@ -16,6 +16,7 @@ from ..machine.descriptor import CODEBOOK, INTEGER, ZERO_NONE, ZERO_OF_PRODUCT
 from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import address_of, bits32, device, float32_of, inlined, prefetch, shl32, shr32
 from ..machine.lookup import pick_halves, store_picked
+from ..machine.reductions import largest_lane
 from ..machine.vector import (
     HALF,
     WHOLE,
@@ -30,7 +31,6 @@ from ..machine.vector import (
     halves_of_octets,
     high_halves,
     larger_bits,
-    largest_lane,
     load_lanes,
     load_nibbles,
     octets_of,

@@ -17,32 +17,36 @@ from ..machine.descriptor import (
     FROM_EDGE,
     FROM_RANGE,
     FROM_SIGNED,
-    OFFSET_OF_ROUNDED,
-    OFFSET_TRUNCATED,
     OK,
 )
-from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch
+from ..machine.intrinsics import bits32, device, float32_of, scratch
 from ..machine.named_records import unpacker
-from ..machine.tile import NOT_FINITE, TILE, fetch_ahead, load, ordered
+from ..machine.reductions import largest_lane, largest_signed_lane, smallest_signed_lane
+from ..machine.tile import NOT_FINITE, TILE, load
 from ..machine.vector import (
     WHOLE,
-    above,
-    any_below,
     bits_of,
     floats_of,
     larger_bits,
-    largest_lane,
-    largest_signed_lane,
     load_lanes,
-    smallest_signed_lane,
     store_lanes,
-    values_of,
     words_of,
+)
+from .block_numbers import (
+    LANES,
+    ONE,
+    ZERO,
+    edge_numbers,
+    first_of,
+    float_of_key,
+    range_numbers,
+    read_blocks,
+    zero_points,
 )
 from .block_scales import BlockFactors
 from .chained_steps import MODERATE, block_shift, encode_blocks, largest_bits
 from .elements import INFINITE, is_identity
-from .group_extremes import GROUP, can_group, group_extremes, keys_of
+from .group_extremes import keys_of
 from .level_numbers import keep_numbers, misfits, round_numbers, store_numbers, unpack_level
 from .rows import PACKED, encode_span, tile_span
 from .step_access import Elements
@@ -56,7 +60,6 @@ RUN = 4 * TILE
 Gain that keeps it: 1.3 times the speed of q4_k in rows of 2048.
 """
 LEVELS = 6
-ZERO, ONE, LANES = np.uint64(0), np.uint64(1), np.uint64(16)
 _LEAST_NORMAL = np.float32(2.0**-126)
 
 
@@ -77,59 +80,15 @@ class LevelArrays(NamedTuple):
     outs: Any
 
 
-@inlined
-def _float_of_key(key: Any) -> Any:
-    bits = np.uint32(key)
-    return float32_of(bits if bits < np.uint32(0x80000000) else np.uint32(bits ^ np.uint32(0x7FFFFFFF)))
-
-
-@device
-def _tile_extremes(tile: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
-    """Extremes of each block of a tile; -0 is less than 0."""
-    for b in range(blocks):
-        least = most = np.int32(ordered(tile[b * block]))
-        for i in range(b * block + ONE, (b + ONE) * block):
-            number = np.int32(ordered(tile[i]))
-            least, most = min(least, number), max(most, number)
-        lows[b], highs[b] = _float_of_key(least), _float_of_key(most)
-
-
-@device
-def _first_of(numbers: Any, magnitude: Any) -> Any:
-    """Return the first number with the given magnitude, which must occur."""
-    i = ZERO
-    while abs(numbers[i]) != magnitude:
-        i += ONE
-    return numbers[i]
-
-
-@device
-def _signed_numbers(
-    x: Any, at: Any, blocks: Any, layout: Any, lows: Any, highs: Any, tile: Any, numbers: Any
-) -> None:
-    """Find the number of largest magnitude of each block, first of equals."""
-    magnitude = words_of(np.uint32(0x7FFFFFFF))
-    for first in range(ZERO, blocks, LANES):
-        low, high = bits_of(load_lanes(lows, first)), bits_of(load_lanes(highs, first))
-        a, b = low & magnitude, high & magnitude
-        upper = above(values_of(b), values_of(a))
-        store_lanes(numbers, first, values_of(low ^ ((low ^ high) & upper)))
-        if any_below(a ^ b, words_of(np.uint32(1))):
-            for n in range(first, min(first + LANES, blocks)):
-                if abs(lows[n]) == abs(highs[n]):
-                    load(x, at + n * layout.block, layout.block, layout.kind, tile)
-                    numbers[n] = _first_of(tile, abs(highs[n]))
-
-
 @device
 def _largest_lane_of(numbers: Any, at: Any, signed: Any) -> Any:
     """Find the largest of 16 by magnitude, first of ties; unsigned: magnitude."""
     if not signed:
         return float32_of(largest_lane(bits_of(load_lanes(numbers, at)) & words_of(np.uint32(0x7FFFFFFF))))
     keys = keys_of(load_lanes(numbers, at))
-    low, high = _float_of_key(smallest_signed_lane(keys)), _float_of_key(largest_signed_lane(keys))
+    low, high = float_of_key(smallest_signed_lane(keys)), float_of_key(largest_signed_lane(keys))
     if abs(low) == abs(high):
-        return _first_of(numbers[at:], abs(high))
+        return first_of(numbers[at:], abs(high))
     return high if abs(high) > abs(low) else low
 
 
@@ -250,77 +209,6 @@ def _store_levels(
 
 
 @device
-def _range_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any) -> None:
-    """Write scales from ranges, which are widened where that is asked for."""
-    steps = np.float32(chain.steps)
-    for b in range(blocks):
-        low, high = lows[b], highs[b]  # zeros keep their signs
-        low = np.float32(0) if chain.under_zero and low > np.float32(0) else low
-        high = np.float32(0) if chain.zeroed and high < np.float32(0) else high
-        width = high - low
-        scale = np.float32(np.float64(width) / chain.steps)
-        halves = high / steps - low / steps  # the width of nearly all of float32 overflows
-        numbers[b] = halves if width == INFINITE else scale
-        lows[b] = low
-
-
-@device
-def _edge_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any) -> None:
-    """Scales by rule edge, and numbers of the smallest code in ``lows``."""
-    steps = np.float32(chain.steps)
-    for b in range(blocks):
-        low, high = lows[b], highs[b]
-        width = high - low
-        step = high / steps - low / steps if width == INFINITE else width / steps
-        step = max(chain.quiet if width == np.float32(0) else step, chain.step)
-        edge = low if abs(low) > abs(high) else high
-        step = step if abs(low) > abs(high) else -step
-        codes = np.rint(edge / step)
-        lost = codes == np.float32(0)
-        numbers[b] = step if lost else edge / codes
-        lows[b] = np.float32(0) if lost else edge
-
-
-@device
-def _zero_points(
-    lows: Any, scales: Any, ideal: Any, blocks: Any, element: Any, rule: Any, zeros: Any
-) -> None:
-    """Zero points; of lost scales the code of zero, or the nearest."""
-    home = max(element.low, np.float32(0))
-    for b in range(blocks):
-        lost = scales[b] == np.float32(0)
-        quotient = lows[b] / (np.float32(1) if lost else scales[b])
-        if rule.offset == OFFSET_OF_ROUNDED:
-            quotient = np.rint(quotient)
-        zero = element.low - quotient
-        if ideal[b] == np.float32(0) and not rule.formula:
-            zero = home
-        zero = np.trunc(zero) if rule.offset == OFFSET_TRUNCATED else np.rint(zero)
-        zeros[b] = home if lost else min(max(zero, element.low), element.high)
-
-
-@device
-def _read(x: Any, at: Any, span: Any, layout: Any, chain: Any, tile: Any, ends: Any, numbers: Any) -> None:
-    """Find the extremes of a span's blocks, and numbers of signed scales."""
-    lows, highs = ends
-    first = ZERO
-    if can_group(layout.block):
-        first = span // layout.block // GROUP * GROUP
-        group_extremes(x, at, first, layout.block, lows, highs)
-    done = first * layout.block
-    while done < span:
-        part = tile_span(layout.block, span - done)
-        blocks = part // layout.block
-        fetch_ahead(x, at + done + part, part)
-        load(x, at + done, part, layout.kind, tile)
-        _tile_extremes(tile, blocks, layout.block, lows[first:], highs[first:])
-        done += part
-        first += blocks
-    if chain.scale_from == FROM_SIGNED:
-        _signed_numbers(x, at, first, layout, lows, highs, tile, numbers)
-
-
-@device
 def _choose(
     blocks: Any, chain: Any, arrays: Any, desc: Any, place: Any, ends: Any, found: Any, room: Any
 ) -> Any:
@@ -328,9 +216,9 @@ def _choose(
     (numbers, more), element, rule = found, desc.element, desc.rule
     lows, highs = ends
     if chain.scale_from == FROM_RANGE:
-        _range_numbers(lows, highs, blocks, chain, numbers)
+        range_numbers(lows, highs, blocks, chain, numbers)
     elif chain.scale_from == FROM_EDGE:
-        _edge_numbers(lows, highs, blocks, chain, numbers)
+        edge_numbers(lows, highs, blocks, chain, numbers)
     elif chain.scale_from == FROM_SIGNED:
         for b in range(blocks):
             numbers[b] /= chain.divisor
@@ -342,7 +230,7 @@ def _choose(
             highs[b] = numbers[b]
     state = _store_levels(numbers, blocks, chain, arrays, False, place, room)
     if chain.zeroed:
-        _zero_points(lows, numbers, highs, blocks, element, rule, more)
+        zero_points(lows, numbers, highs, blocks, element, rule, more)
     elif chain.offsets > ZERO:
         for b in range(blocks):
             more[b] = (lows[b] - chain.end * numbers[b]) + np.float32(0)  # without a sign of zero
@@ -422,7 +310,7 @@ def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
         while done < count:
             span = min(run, count - done)
             blocks, at, place = span // block, r * layout.cols + done, (np.uint64(r), width, done // block)
-            _read(x, at, span, layout, chain, tile, ends, numbers)
+            read_blocks(x, at, span, layout, chain, tile, ends, numbers)
             most = max(largest_bits(ends[0], blocks), largest_bits(ends[1], blocks))
             if most >= NOT_FINITE:
                 return BAD_VALUE

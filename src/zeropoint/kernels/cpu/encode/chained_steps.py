@@ -16,11 +16,11 @@ from ..machine.descriptor import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDIN
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, shr32
 from ..machine.lane_math import multiply_add
+from ..machine.reductions import any_below
 from ..machine.tile import TILE
 from ..machine.vector import (
     WHOLE,
     above,
-    any_below,
     bits_of,
     floats_of,
     larger,

@@ -17,10 +17,10 @@ from ..machine.descriptor import DIVIDE, FLOAT
 from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import bits32, device, inlined, load64, scratch, shl32, shr32
 from ..machine.lookup import pick_octets
+from ..machine.reductions import any_lane
 from ..machine.vector import (
     WHOLE,
     above_octets,
-    any_lane,
     halves_of,
     larger_bits,
     load_lanes,

@@ -21,11 +21,11 @@ from ..machine.lane_folds import (
     swapped_by_4,
     swapped_by_8,
 )
+from ..machine.reductions import any_below
 from ..machine.tile import TILE, fetch_ahead
 from ..machine.vector import (
     HALF,
     WHOLE,
-    any_below,
     bits_of,
     floats_of,
     larger_bits,
@@ -48,9 +48,10 @@ _BLOCKS = TILE // 16
 
 @inlined
 def _block(x: Any, powers: Any) -> Any:
-    """Codes of a block of 16, of its pairs twice each, its exponent, and how far this is from the least one.
+    """Codes of a block and its pairs, its exponent, and its room.
 
-    Exponents of blocks are distances from the first of their level; a block of zeros has that.
+    Codes of pairs stand twice. The room is the distance from the least exponent that is taken. Exponents of
+    blocks are distances from the first of their level; a block of zeros has that.
     """
     shift = words_of(_FIELD)
     bits = bits_of(x)
@@ -77,10 +78,10 @@ def _block(x: Any, powers: Any) -> Any:
 
 @device
 def power_steps(source: Any, powers: Any, fine: Any, coarse: Any, bits: Any, out: Any) -> Any:
-    """Write the codes of whole steps, and of both levels; return whether they are right.
+    """Write codes of whole steps and both levels; return whether they hold.
 
-    source: :class:`.step_access.Elements`. fine, coarse, out: bytes from those of the first value on, or an
-    empty ``out``. Wrong are codes of blocks whose exponent is not one of those from ``powers.calm`` on.
+    source: :class:`.step_access.Elements`. fine, coarse, out: bytes, the first for the first value;
+    ``out`` may be empty. Codes do not hold where a block has an exponent below ``powers.calm``, or too large.
     """
     x, at, count = source
     codes, packed = scratch(_ROOM, np.uint8), scratch(_ROOM, np.uint8)

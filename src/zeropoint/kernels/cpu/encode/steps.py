@@ -28,11 +28,11 @@ from ..machine.descriptor import (
 )
 from ..machine.intrinsics import bits32, device, float32_of, inlined, shl32, shr32
 from ..machine.lookup import count_floats_above, load_table, pick_octets
+from ..machine.reductions import any_lane
 from ..machine.vector import (
     WHOLE,
     above,
     above_signed,
-    any_lane,
     bits_of,
     first_float16,
     float16_of_floats,

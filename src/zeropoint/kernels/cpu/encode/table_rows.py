@@ -12,8 +12,9 @@ from ..machine.intrinsics import bits32, device, scratch
 from ..machine.lookup import count_floats_above
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
+from ..machine.reductions import largest_lane
 from ..machine.tile import NOT_FINITE, TILE, load
-from ..machine.vector import WHOLE, bits_of, larger_bits, largest_lane, words_of
+from ..machine.vector import WHOLE, bits_of, larger_bits, words_of
 from .step_access import Elements, StepTarget, put_words, values_at
 
 _ONE, _THREE, _FOUR, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(4), np.uint64(8)

@@ -20,7 +20,8 @@ from ....params.effective import effective_scale
 from ....params.tensors import Params, zero_point_of
 from ....schemes import Scheme, ZeroPoint
 from ..entries import linear_from_codes, linear_from_floats
-from ..linear.from_codes import MANY, Matrix, Slots, work_bytes
+from ..linear.chunks import MANY, Matrix, Slots
+from ..linear.from_codes import work_bytes
 from ..linear.panels import PANEL
 from ..linear.products import HIGH, QUADS, adds_quads
 from ..machine import descriptor as k

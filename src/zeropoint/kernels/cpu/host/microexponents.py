@@ -129,7 +129,7 @@ class StepConstants(NamedTuple):
 
 
 def _steps(scheme: Scheme, columns: int, inner: PowerCodes, outer: PowerCodes) -> StepConstants:
-    element, turned = scheme.element, inner.step == _DOWN
+    element, descends = scheme.element, inner.step == _DOWN
     if scheme.granularity.block_shape((1, columns))[-1] != _PAIR or columns % _STEP:
         return StepConstants()
     if not isinstance(element, FloatFormat) or element.exponent_bits or not element.signed or element.emax:
@@ -147,8 +147,8 @@ def _steps(scheme: Scheme, columns: int, inner: PowerCodes, outer: PowerCodes) -
         places=places,
         calm=calm,
         # ~(n - 1) is -n.
-        pair_base=(-inner.first - inner.code - 1 if turned else inner.code - inner.first) % 2**32,
-        pair_flip=2**32 - 1 if turned else 0,
+        pair_base=(-inner.first - inner.code - 1 if descends else inner.code - inner.first) % 2**32,
+        pair_flip=2**32 - 1 if descends else 0,
         zero_pair=(inner.code + zeros * inner.step) % 256,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from .dispatch import by_dtype
 from .intrinsics import LINE, amax16, amax32, bits32, device, float32_of, inlined, prefetch, widen_half
+from .reductions import largest_lane, smallest_lane
 from .vector import (
     STEP,
     WHOLE,
@@ -18,10 +19,8 @@ from .vector import (
     halves_of,
     larger_bits,
     larger_signed,
-    largest_lane,
     load_lanes,
     smaller_bits,
-    smallest_lane,
     words_of,
 )
 

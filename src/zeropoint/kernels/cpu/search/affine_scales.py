@@ -13,13 +13,13 @@ import numpy as np
 from ....ops.lowering import Flag, Float64, UInt64
 from ..encode.block_scales import rounded
 from ..machine.intrinsics import device, inlined, scratch
-from ..machine.lane_math import multiply_add, whole
+from ..machine.lane_math import whole
 from ..machine.named_records import unpacker
+from ..machine.reductions import any_lane
 from ..machine.tile import load
 from ..machine.vector import (
     above,
     above_doubles,
-    any_lane,
     doubles_of,
     floats_of,
     larger,
@@ -27,20 +27,29 @@ from ..machine.vector import (
     narrow_doubles,
     smaller,
     store_lanes,
-    sum_of_doubles,
-    wide_floats,
     words_of,
 )
-from .lane_errors import LONGEST, SUMS, add_differences, add_errors, add_row, decode_affine, load_weights
-from .lanes import LANES, add_pairwise, code_of, exponent_of, least_lane, most_lane, power_of, where
+from .affine_sums import (
+    COUNT,
+    FIRST,
+    LAST,
+    MIDDLE,
+    NUMBERS,
+    SUM,
+    THREE,
+    UNIT,
+    Room,
+    add_one,
+    add_three,
+    add_weighted,
+    to_fixed_point,
+)
+from .lane_errors import LONGEST, SUMS, add_differences, add_errors, decode_affine, load_weights
+from .lanes import LANES, where
 from .windows import ONES, load_columns
 
-_EIGHT, _THREE, _CHUNK = np.uint64(8), np.uint64(3), np.uint64(128)
-"""Vectors of which float32 adds codes, and squares of codes, of up to 8 bits exactly."""
 _GAIN, _PRODUCT, _SQUARE, _MEAN = (np.uint64(n * 16) for n in range(4))
 """Where sums of the best codes lie; see :class:`zeropoint.ops.affine_fits.Sums`."""
-_COUNT, _NUMBERS, _FIRST, _LAST, _MIDDLE, _UNIT, _POWER, _SUM = (np.uint64(n * 16) for n in range(8))
-"""Where lie sums of weights, means and sums of numbers, the ends of ranges and what numbers come from."""
 
 
 class AffineFitting(NamedTuple):
@@ -69,173 +78,14 @@ class AffineFitting(NamedTuple):
 unpack_affine = unpacker(AffineFitting)
 
 
-class _Room(NamedTuple):
-    """Memory of 16 blocks: numbers, fixed-point numbers, decoded values, weights, sums."""
-
-    columns: Any
-    numbers: Any
-    decoded: Any
-    weights: Any
-    wides: Any
-    products: Any
-    totals: Any
-    squares: Any
-    blocks: Any
-    best: Any
-    lanes: Any
-
-
-@inlined
-def _add(values: Any, size: Any, row: Any) -> None:
-    """Add vectors of doubles pairwise; over all lanes if ``row``."""
-    if row:
-        add_row(values, size)
-    else:
-        add_pairwise(values, size)
-
-
-@device
-def _to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
-    """Write fixed-point numbers of 16 blocks, weighted, and their origins."""
-    columns, numbers, wides, own = room.columns, room.numbers, room.wides, room.blocks
-    least = most = load_lanes(columns, np.uint64(0))
-    for i in range(size):
-        x = load_lanes(columns, i * LANES)
-        least, most = smaller(x, least), larger(x, most)
-    if fitting.row:
-        least, most = floats_of(least_lane(least)), floats_of(most_lane(most))
-    low, high, zero = wide_floats(least), wide_floats(most), doubles_of(np.float64(0))
-    middle = (low + high) * doubles_of(np.float64(0.5))
-    if not fitting.real:
-        low, high, middle = smaller(low, zero), larger(high, zero), zero
-    store_lanes(own, _MIDDLE, middle)
-    store_lanes(own, _UNIT, larger(high - middle, middle - low))
-    for b in range(LANES):
-        exponent = np.int64(fitting.places) - exponent_of(own[_UNIT + b])
-        exponent = min(max(exponent, np.int64(-1000)), np.int64(1000))
-        own[_UNIT + b], own[_POWER + b] = power_of(-exponent), power_of(exponent)
-    unit, power = load_lanes(own, _UNIT), load_lanes(own, _POWER)
-    store_lanes(own, _FIRST, (low - middle) / unit)
-    store_lanes(own, _LAST, (high - middle) / unit)
-    for i in range(size):
-        number = whole((wide_floats(load_lanes(columns, i * LANES)) - middle) * power)
-        store_lanes(numbers, i * LANES, narrow_doubles(number))
-        weight = load_lanes(room.weights, i * LANES)
-        number = number * weight
-        store_lanes(wides, i * LANES, number)
-        # Added up in other memory: sums take the place of terms.
-        store_lanes(room.squares, i * LANES, weight)
-        store_lanes(room.totals, i * LANES, number)
-    _add(room.squares, size, fitting.row)
-    _add(room.totals, size, fitting.row)
-    count, total = load_lanes(room.squares, np.uint64(0)), load_lanes(room.totals, np.uint64(0))
-    store_lanes(own, _COUNT, count)
-    store_lanes(own, _SUM, total)
-    store_lanes(own, _NUMBERS, total / count)
-
-
-@inlined
-def _of_block(sums: Any, row: Any) -> Any:
-    """Join exact sums of lanes to sums of blocks."""
-    if row:
-        a, b, c = sum_of_doubles(sums[0]), sum_of_doubles(sums[1]), sum_of_doubles(sums[2])
-        return doubles_of(a), doubles_of(b), doubles_of(c)
-    return sums
-
-
-@inlined
-def _add_three(room: Any, size: Any, inverse: Any, zeros: Any, element: Any, row: Any) -> Any:
-    """Add products, codes and squares under three zero points, as doubles."""
-    one, two, three = zeros
-    none, zero = doubles_of(np.float64(0)), floats_of(np.float32(0))
-    (a, b, c), (d, e, f), (g, h, k) = (none, none, none), (none, none, none), (none, none, none)
-    for begin in range(np.uint64(0), size, _CHUNK):
-        (y, m), (n, o), (u, v) = (zero, zero), (zero, zero), (zero, zero)
-        for i in range(begin, min(size, begin + _CHUNK)):
-            t, x = load_lanes(room.numbers, i * LANES) * inverse, load_lanes(room.wides, i * LANES)
-            q, r, s = code_of(t + one, element), code_of(t + two, element), code_of(t + three, element)
-            a, y, m = multiply_add(wide_floats(q), x, a), y + q, multiply_add(q, q, m)
-            d, n, o = multiply_add(wide_floats(r), x, d), n + r, multiply_add(r, r, o)
-            g, u, v = multiply_add(wide_floats(s), x, g), u + s, multiply_add(s, s, v)
-        b, c, e = b + wide_floats(y), c + wide_floats(m), e + wide_floats(n)
-        f, h, k = f + wide_floats(o), h + wide_floats(u), k + wide_floats(v)
-    return _of_block((a, b, c), row), _of_block((d, e, f), row), _of_block((g, h, k), row)
-
-
-@inlined
-def _add_one(room: Any, size: Any, inverse: Any, zero: Any, element: Any, row: Any) -> Any:
-    """Return the same under one zero point."""
-    none = doubles_of(np.float64(0))
-    a, b, c = none, none, none
-    for begin in range(np.uint64(0), size, _CHUNK):
-        d, e = floats_of(np.float32(0)), floats_of(np.float32(0))
-        for i in range(begin, min(size, begin + _CHUNK)):
-            q = code_of(load_lanes(room.numbers, i * LANES) * inverse + zero, element)
-            a = multiply_add(wide_floats(q), load_lanes(room.wides, i * LANES), a)
-            d, e = d + q, multiply_add(q, q, e)
-        b, c = b + wide_floats(d), c + wide_floats(e)
-    return _of_block((a, b, c), row)
-
-
-@inlined
-def _terms(room: Any, i: Any, inverse: Any, zero: Any, shift: Any, element: Any) -> Any:
-    """Weighted product of code and number, weighted code, weighted square."""
-    q = wide_floats(code_of(load_lanes(room.numbers, i * LANES) * inverse + zero, element) - shift)
-    weighted = q * load_lanes(room.weights, i * LANES)
-    return q * load_lanes(room.wides, i * LANES), weighted, weighted * q
-
-
-@inlined
-def _added(a: Any, b: Any) -> Any:
-    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
-
-
-@device
-def _add_weighted(room: Any, size: Any, lanes: Any, element: Any, row: Any) -> None:
-    """Write weighted sums to the first lanes of ``products``, ``totals`` and ``squares``.
-
-    lanes: (48,) float32, reciprocals of scales, zero points, and what is taken off codes.
-    """
-    inverse, zero = load_lanes(lanes, np.uint64(0)), load_lanes(lanes, LANES)
-    shift = load_lanes(lanes, LANES + LANES)
-    if row:
-        for i in range(size):
-            product, total, square = _terms(room, i, inverse, zero, shift, element)
-            store_lanes(room.products, i * LANES, product)
-            store_lanes(room.totals, i * LANES, total)
-            store_lanes(room.squares, i * LANES, square)
-        add_row(room.products, size)
-        add_row(room.totals, size)
-        add_row(room.squares, size)
-        return
-    m = size // _EIGHT
-    for j in range(m):
-        a = _terms(room, j, inverse, zero, shift, element)
-        a = _added(a, _terms(room, j + np.uint64(4) * m, inverse, zero, shift, element))
-        b = _terms(room, j + np.uint64(2) * m, inverse, zero, shift, element)
-        b = _added(b, _terms(room, j + np.uint64(6) * m, inverse, zero, shift, element))
-        a = _added(a, b)
-        b = _terms(room, j + m, inverse, zero, shift, element)
-        b = _added(b, _terms(room, j + np.uint64(5) * m, inverse, zero, shift, element))
-        c = _terms(room, j + np.uint64(3) * m, inverse, zero, shift, element)
-        c = _added(c, _terms(room, j + np.uint64(7) * m, inverse, zero, shift, element))
-        product, total, square = _added(a, _added(b, c))
-        store_lanes(room.products, j * LANES, product)
-        store_lanes(room.totals, j * LANES, total)
-        store_lanes(room.squares, j * LANES, square)
-    add_pairwise(room.products, m)
-    add_pairwise(room.totals, m)
-    add_pairwise(room.squares, m)
-
-
 @inlined
 def _keep(room: Any, alive: Any, product: Any, total: Any, square: Any, zero: Any, real: Any) -> None:
     """Keep the sums that gain more; zero: 0 where already subtracted."""
     none, own, best = doubles_of(np.float64(0)), room.blocks, room.best
-    count, mean = load_lanes(own, _COUNT), zero
+    count, mean = load_lanes(own, COUNT), zero
     if real:
         mean = total / count
-        product = product - (count * mean) * load_lanes(own, _NUMBERS)
+        product = product - (count * mean) * load_lanes(own, NUMBERS)
         square = square - (count * mean) * mean
     gains = above_doubles(product, none) & above_doubles(square, none)
     gain = where(gains, (product * product) / square, none)
@@ -253,7 +103,7 @@ def _keep_exact(room: Any, alive: Any, sums: Any, zero: Any, numbers: Any, real:
     product, total, square = sums
     if not real:
         product = product - zero * numbers
-        square = (square - (zero + zero) * total) + (zero * zero) * load_lanes(room.blocks, _COUNT)
+        square = (square - (zero + zero) * total) + (zero * zero) * load_lanes(room.blocks, COUNT)
     _keep(room, alive, product, total, square, zero, real)
 
 
@@ -281,7 +131,7 @@ def _take_weighted(
     narrow, none = narrow_doubles(zero), floats_of(np.float32(0))
     store_lanes(lanes, LANES, narrow)
     store_lanes(lanes, LANES + LANES, none if fitting.real else narrow)
-    _add_weighted(room, size, lanes, element, fitting.row)
+    add_weighted(room, size, lanes, element, fitting.row)
     product, total = load_lanes(room.products, np.uint64(0)), load_lanes(room.totals, np.uint64(0))
     _keep(room, alive, product, total, load_lanes(room.squares, np.uint64(0)), zero, fitting.real)
 
@@ -291,7 +141,7 @@ def _zero_at(room: Any, place: Any, inverse: Any, element: Any, fitting: Any) ->
     """Return the zero points of a place of ranges, doubles."""
     part = np.float64(place) / np.float64(fitting.steps - np.uint64(1))
     code = np.float64(element.low) + part * (np.float64(element.high) - np.float64(element.low))
-    first, last = load_lanes(room.blocks, _FIRST), load_lanes(room.blocks, _LAST)
+    first, last = load_lanes(room.blocks, FIRST), load_lanes(room.blocks, LAST)
     zero = doubles_of(code) - (first + doubles_of(part) * (last - first)) * inverse
     return _usable(zero, element, fitting)
 
@@ -308,13 +158,13 @@ def _try_width(
             zero = _zero_at(room, place, inverse, element, fitting)
             _take_weighted(room, size, lanes, alive, zero, element, fitting)
         return
-    numbers = load_lanes(room.blocks, _SUM)
-    for place in range(np.uint64(0), fitting.steps, _THREE):
+    numbers = load_lanes(room.blocks, SUM)
+    for place in range(np.uint64(0), fitting.steps, THREE):
         a = _zero_at(room, place, inverse, element, fitting)
         b = _zero_at(room, place + np.uint64(1), inverse, element, fitting)
         c = _zero_at(room, place + np.uint64(2), inverse, element, fitting)
         zeros = narrow_doubles(a), narrow_doubles(b), narrow_doubles(c)
-        one, two, three = _add_three(room, size, narrow, zeros, element, fitting.row)
+        one, two, three = add_three(room, size, narrow, zeros, element, fitting.row)
         _keep_exact(room, alive, one, a, numbers, real)
         _keep_exact(room, alive, two, b, numbers, real)
         _keep_exact(room, alive, three, c, numbers, real)
@@ -328,7 +178,7 @@ def _sweep(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None
     store_lanes(best, _PRODUCT, none)
     store_lanes(best, _SQUARE, doubles_of(np.float64(1)))
     store_lanes(best, _MEAN, none)
-    width = load_lanes(room.blocks, _LAST) - load_lanes(room.blocks, _FIRST)
+    width = load_lanes(room.blocks, LAST) - load_lanes(room.blocks, FIRST)
     wide, codes = above_doubles(width, none), doubles_of(np.float64(element.high) - np.float64(element.low))
     alive, misses, patience = wide, zero, floats_of(np.float32(fitting.patience))
     for step in range(np.uint64(fitting.widths.size)):
@@ -349,14 +199,14 @@ def _refit(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None
     product, mean = load_lanes(best, _PRODUCT), load_lanes(best, _MEAN)
     inverse = where(above_doubles(product, none), load_lanes(best, _SQUARE) / product, none)
     inverse = smaller(inverse, doubles_of(fitting.inverse))
-    zero = mean - load_lanes(own, _NUMBERS) * inverse if fitting.real else mean
+    zero = mean - load_lanes(own, NUMBERS) * inverse if fitting.real else mean
     zero, narrow = _usable(zero, element, fitting), narrow_doubles(inverse)
     if fitting.weighted:
         store_lanes(lanes, np.uint64(0), narrow)
         _take_weighted(room, size, lanes, words_of(ONES), zero, element, fitting)
     else:
-        numbers = load_lanes(own, _SUM)
-        sums = _add_one(room, size, narrow, narrow_doubles(zero), element, fitting.row)
+        numbers = load_lanes(own, SUM)
+        sums = add_one(room, size, narrow, narrow_doubles(zero), element, fitting.row)
         _keep_exact(room, words_of(ONES), sums, zero, numbers, fitting.real)
 
 
@@ -379,11 +229,11 @@ def _fitted(room: Any, b: Any, starts: Any, element: Any, rule: Any, fitting: An
         inverse = min(best[_SQUARE + b] / product, fitting.inverse)
     zero = best[_MEAN + b]
     if fitting.real:
-        zero -= own[_NUMBERS + b] * inverse
+        zero -= own[NUMBERS + b] * inverse
     scale = np.float64(0)
     if best[_GAIN + b] > np.float64(0):
-        scale = own[_UNIT + b] / inverse
-        zero -= own[_MIDDLE + b] / scale
+        scale = own[UNIT + b] / inverse
+        zero -= own[MIDDLE + b] / scale
     if not (abs(scale) < infinite and abs(zero) < infinite):
         scale = np.float64(0)
     near = starts[b]
@@ -413,7 +263,7 @@ def _replace(room: Any, size: Any, best: Any, tried: Any, element: Any, row: Any
 def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, best: Any) -> None:
     """Improve the scales and zero points of 16 blocks, (32,) float32."""
     tried, lanes = room.lanes[:32], room.lanes[32:]
-    _to_fixed_point(size, fitting, room)
+    to_fixed_point(size, fitting, room)
     _sweep(room, size, lanes, element, fitting)
     for _ in range(fitting.fits):
         _refit(room, size, lanes, element, fitting)
@@ -427,7 +277,7 @@ def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, 
     decode_affine(room.columns, size, best[:LANES], best[LANES:], element, room.decoded)
     add_differences(room.columns, room.decoded, room.weights, size, fitting.row, room.squares)
     for b in range(LANES):
-        steps = (room.squares[b] / room.blocks[_COUNT + b]) / np.float64(best[b])
+        steps = (room.squares[b] / room.blocks[COUNT + b]) / np.float64(best[b])
         zero = _whole_zero(np.float64(best[LANES + b]) - steps, best[LANES + b], element, True)
         tried[b], tried[LANES + b] = best[b], zero
     _replace(room, size, best, tried, element, fitting.row)
@@ -440,7 +290,7 @@ def affine_rows(x: Any, desc: Any, weights: Any, fitting: Any, starts: Any, firs
     weights: float64, of errors, by rows of ``fitting.pitch``. starts: float32 scales and zero points.
     """
     (scales, zeros), (layout, element, rule) = starts, desc
-    room = _Room(
+    room = Room(
         scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32),
         scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(SUMS, np.float64),
         scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(128, np.float64),
@@ -471,7 +321,7 @@ def long_affine_blocks(
     (scales, zeros), (layout, element, rule), (floats, doubles) = starts, desc, memory
     n, best = layout.block, scratch(32, np.float32)
     two, four = n + n, n + n + n + n
-    room = _Room(
+    room = Room(
         floats[:n], floats[n:two], floats[two:], doubles[:n], doubles[n:two], doubles[two : two + n],
         doubles[two + n : four], doubles[four:], scratch(128, np.float64), scratch(64, np.float64),
         scratch(80, np.float32),

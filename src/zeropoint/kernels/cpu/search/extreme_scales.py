@@ -17,11 +17,11 @@ from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.lane_math import integers
+from ..machine.reductions import any_lane
 from ..machine.tile import NOT_FINITE, fetch_ahead, load
 from ..machine.vector import (
     WHOLE,
     above,
-    any_lane,
     bits_of,
     float16_of_floats,
     floats_of,
@@ -81,7 +81,7 @@ def _rounded_down(x: Any, most: Any, wild: Any) -> Any:
 
 @inlined
 def _half_away(x: Any, wild: Any) -> Any:
-    """Return ``x`` rounded half away from zero, as words; wild: any number may come."""
+    """Round half away from zero, to words; wild: any number may come."""
     held = _held(x) if wild else x
     sign = bits_of(held) & words_of(np.uint32(0x80000000))
     return integers(held + values_of(sign | bits_of(floats_of(_BELOW_HALF))))

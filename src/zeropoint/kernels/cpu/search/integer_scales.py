@@ -38,14 +38,14 @@ from ..encode.elements import MAGIC
 from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.step_access import Elements
 from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL
-from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
+from ..machine.intrinsics import device, inlined, scratch
 from ..machine.lane_math import multiply_add, whole
 from ..machine.named_records import unpacker
+from ..machine.reductions import any_lane
 from ..machine.tile import NOT_FINITE, TILE
 from ..machine.vector import (
     above,
     above_doubles,
-    any_lane,
     doubles_of,
     floats_of,
     larger,
@@ -56,7 +56,7 @@ from ..machine.vector import (
     wide_floats,
     words_of,
 )
-from .lanes import LANES, add_pairwise, magnitudes, narrowed, where
+from .lanes import LANES, add_pairwise, exponent_of, magnitudes, narrowed, power_of, where
 from .windows import ONES, load_columns, start_scales
 
 LONGEST = 128 * 16
@@ -70,7 +70,6 @@ _NEARLY = np.float32(1 - 2.0**-16)
 """Of the largest gain, what others have at least that are compared with it as they are."""
 _STEEPER, _FLATTER = np.float32(1 + 2.0**-20), np.float32(1 - 2.0**-20)
 _TWO, _ROW = np.uint64(2), LANES + LANES + LANES
-_UNITS, _LIFT = np.float32(2.0**64), np.float32(2.0**-64)
 
 
 class Fitting(NamedTuple):
@@ -97,22 +96,6 @@ unpack_fitting = unpacker(Fitting)
 
 
 @device
-def _power_of(exponent: Any) -> Any:
-    """Return ``2 ** exponent``, a normal number; exponent: int64."""
-    return float32_of(shl32(np.uint32(exponent + np.int64(127)), np.uint32(23)))
-
-
-@device
-def _exponent_of(amax: Any) -> Any:
-    """Compute ``floor(log2(amax)) + 1``, int64; 0 of zero."""
-    if amax == np.float32(0):
-        return np.int64(0)
-    small = amax < _LIFT
-    field = bits32(np.float32(amax * _UNITS) if small else amax) >> np.uint32(23)
-    return np.int64(field) - np.int64(126) - (np.int64(64) if small else np.int64(0))
-
-
-@device
 def _to_fixed_point(columns: Any, size: Any, places: Any, lanes: Any, parts: Any) -> None:
     """Write fixed-point numbers of 16 blocks and their halves to ``parts``.
 
@@ -125,12 +108,12 @@ def _to_fixed_point(columns: Any, size: Any, places: Any, lanes: Any, parts: Any
         amax = larger(magnitudes(load_lanes(columns, i * LANES)), amax)
     store_lanes(lanes, np.uint64(0), amax)
     for b in range(LANES):
-        exponent = np.int64(places) - _exponent_of(lanes[b])
+        exponent = np.int64(places) - exponent_of(np.float64(lanes[b]))
         half = exponent // np.int64(2)
-        lanes[32 + b], lanes[48 + b] = _power_of(half), _power_of(exponent - half)
+        lanes[32 + b], lanes[48 + b] = np.float32(power_of(half)), np.float32(power_of(exponent - half))
     first, second = load_lanes(lanes, LANES + LANES), load_lanes(lanes, LANES + LANES + LANES)
     split = np.int64(places) // np.int64(2)
-    down, up = floats_of(_power_of(-split)), floats_of(_power_of(split))
+    down, up = floats_of(np.float32(power_of(-split))), floats_of(np.float32(power_of(split)))
     largest = floats_of(np.float32(0))
     for i in range(size):
         number = whole((load_lanes(columns, i * LANES) * first) * second)
@@ -306,7 +289,7 @@ def _fit(parts: Any, size: Any, element: Any, fitting: Any, lanes: Any, found: A
     zero, none, count = floats_of(np.float32(0)), np.uint64(0), np.uint64(fitting.ratios.size)
     largest = load_lanes(lanes, LANES)
     first = where(above(largest, zero), floats_of(fitting.first) / largest, zero)
-    power = _power_of(np.int64(fitting.places) // np.int64(2))
+    power = np.float32(power_of(np.int64(fitting.places) // np.int64(2)))
     unit, up = floats_of(power), doubles_of(np.float64(power))
     for k in range(count):
         store_lanes(tried, k * _ROW + LANES + LANES, floats_of(np.float32(-1)))

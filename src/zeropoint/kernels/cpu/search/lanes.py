@@ -22,11 +22,11 @@ from ..machine.intrinsics import (
     primitive,
     x86_has,
 )
+from ..machine.reductions import any_below
 from ..machine.vector import (
     FLOATS,
     STEP,
     WORDS,
-    any_below,
     bits_of,
     first_float16,
     float16_of_floats,

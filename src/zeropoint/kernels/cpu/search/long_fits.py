@@ -15,6 +15,7 @@ import numpy as np
 from ..encode.block_scales import rounded
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.lane_math import multiply_add, whole
+from ..machine.reductions import sum_of_doubles
 from ..machine.tile import load
 from ..machine.vector import (
     above,
@@ -24,7 +25,6 @@ from ..machine.vector import (
     load_lanes,
     narrow_doubles,
     store_lanes,
-    sum_of_doubles,
     wide_floats,
 )
 from .lane_errors import add_errors, decode_lanes

@@ -22,6 +22,7 @@ import numpy as np
 from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.intrinsics import device, inlined
 from ..machine.lane_math import integers, multiply_add, root, whole
+from ..machine.reductions import sum_of_doubles
 from ..machine.vector import (
     bits_of,
     doubles_of,
@@ -33,7 +34,6 @@ from ..machine.vector import (
     shift_signed,
     smaller,
     store_lanes,
-    sum_of_doubles,
     values_of,
     wide_floats,
     words_of,

@@ -11,9 +11,9 @@ from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, load64, narrow_half, scratch, store64, widen_half
 from ..machine.lane_math import integers
 from ..machine.named_records import unpacker
+from ..machine.reductions import any_lane
 from ..machine.vector import (
     above,
-    any_lane,
     bits_of,
     floats_of,
     larger,
@@ -23,6 +23,7 @@ from ..machine.vector import (
     store_lanes,
     words_of,
 )
+from .code_moves import _TINY, SIZE, begin_codes, fit_by_moves, store_fits
 from .lanes import (
     LANES,
     LEAST,
@@ -33,7 +34,6 @@ from .lanes import (
     is_zero,
     magnitudes,
     most_lane,
-    negative,
     rounded,
     rounded_within,
     transpose,
@@ -53,10 +53,9 @@ from .super_block import (
 )
 
 THREE = np.uint64(3)
-_TINY = np.float32(2.0**-100)
-_SIZE, _EIGHT, _LONG, _ROOM = np.uint64(16), np.uint64(8), 16 * 16, 256 + 8
-_LATER, _AT_ONCE = np.uint64(4 * 16), np.uint64(8)
-"""Moves of the passes after the first; super-blocks at once."""
+_EIGHT, _LONG, _ROOM = np.uint64(8), 16 * 16, 256 + 8
+_AT_ONCE = np.uint64(8)
+"""Super-blocks at once."""
 _WIDE, _ROWS, _MANY, _FOUND, _MOST = 8 * _LONG, 9 * _LONG, 16 * _LONG, 16 * 32, 8 * 16 + 1
 
 
@@ -77,42 +76,9 @@ unpack_signed = unpacker(SignedKind)
 
 @device
 def _squares(values: Any, weights: Any) -> None:
-    for i in range(_SIZE):
+    for i in range(SIZE):
         value = load_lanes(values, i * LANES)
         store_lanes(weights, i * LANES, value * value)
-
-
-@inlined
-def _begin(x: Any, at: Any, codes: Any, sums: Any, place: Any) -> Any:
-    """Write first codes, -4 to 3, of 16 blocks, and their sums.
-
-    Returns the numbers of largest magnitude, and the bits of magnitudes of which one may not be finite.
-    """
-    least, most = floats_of(np.float32(-4)), floats_of(np.float32(3))
-    value = amax = products = squares = floats_of(np.float32(0))
-    worst = words_of(np.uint32(0))
-    for i in range(at, at + SUPER, LANES):
-        number = load_lanes(x, i)
-        worst = worse(worst, number)
-        beyond = above(magnitudes(number), amax)
-        value, amax = where(beyond, number, value), where(beyond, magnitudes(number), amax)
-    inverse = divided(np.float32(-4), value)
-    for i in range(at, at + SUPER, LANES):
-        number = load_lanes(x, i)
-        weight, code = number * number, rounded_within(inverse * number, least, most)
-        store_lanes(codes, i, code)
-        products, squares = products + weight * number * code, squares + weight * code * code
-    store_lanes(sums, place, products)
-    store_lanes(sums, place + LANES, squares)
-    return value, worst
-
-
-@device
-def _store_fits(sums: Any, place: Any, scales: Any, to: Any) -> None:
-    """Write the scales that fit codes, from their sums."""
-    zero, squares = floats_of(np.float32(0)), load_lanes(sums, place + LANES)
-    scale = where(above(squares, zero), load_lanes(sums, place) / squares, zero)
-    store_lanes(scales, to, scale)
 
 
 @device
@@ -121,9 +87,9 @@ def _begin_blocks(x: Any, at: Any, values: Any, codes: Any, sums: Any, found: An
 
     Returns BAD_VALUE where a number is not finite, else OK.
     """
-    transpose(x, at, _SIZE, values, ZERO, LANES)
-    value, worst = _begin(values, ZERO, codes, sums, ZERO)
-    _store_fits(sums, ZERO, found, ZERO)
+    transpose(x, at, SIZE, values, ZERO, LANES)
+    value, worst = begin_codes(values, ZERO, codes, sums, ZERO)
+    store_fits(sums, ZERO, found, ZERO)
     zero, empty = floats_of(np.float32(0)), above(floats_of(LEAST), magnitudes(value))
     store_lanes(found, ZERO, where(empty, zero, load_lanes(found, ZERO)))
     store_lanes(extremes, ZERO, where(empty, zero, value))
@@ -142,108 +108,10 @@ def _gather_movable(x: Any, at: Any, block: Any, extremes: Any, rows: Any, place
     """
     for b in range(LANES):
         # Without a branch: half of them are such blocks.
-        store_lanes(rows, count * _SIZE, load_lanes(x, at + b * _SIZE))
+        store_lanes(rows, count * SIZE, load_lanes(x, at + b * SIZE))
         places[count] = block + b
         count += ONE if extremes[b] < np.float32(0) else ZERO
     return count
-
-
-@inlined
-def _move(moving: Any, at: Any, sums: Any, place: Any) -> Any:
-    """Move one code of 16 blocks where better; return its place.
-
-    moving: (numbers, codes, products, squares), what each code has in the sums the latter two.
-    """
-    numbers, codes, own_products, own_squares = moving
-    least, most, zero = words_of(np.uint32(0xFFFFFFFC)), words_of(np.uint32(3)), floats_of(np.float32(0))
-    number, code = load_lanes(numbers, at), load_lanes(codes, at)
-    old_product, old_square = load_lanes(own_products, at), load_lanes(own_squares, at)
-    products, squares = load_lanes(sums, place), load_lanes(sums, place + LANES)
-    weight = number * number
-    left, rest = products - old_product, squares - old_square
-    moved = rounded(number * rest / left, least, most)
-    product, square = weight * number * moved, weight * moved * moved
-    more, more_squares = left + product, rest + square
-    better = above(left, zero) & above(magnitudes(moved - code), zero) & above(more_squares, zero)
-    better = better & above(more * more * squares, products * products * more_squares)
-    store_lanes(codes, at, where(better, moved, code))
-    store_lanes(own_products, at, where(better, product, old_product))
-    store_lanes(own_squares, at, where(better, square, old_square))
-    store_lanes(sums, place, where(better, more, products))
-    store_lanes(sums, place + LANES, where(better, more_squares, squares))
-    return better
-
-
-@inlined
-def _bound(codes: Any, at: Any, bounds: Any) -> None:
-    """Bound the multiples of ``left`` between which a code stays.
-
-    That is half a step, less a 5000th for the roundings of quotient and multiples; past the ends of codes
-    there is no end.
-    """
-    code, half = load_lanes(codes, at), floats_of(np.float32(0.4999))
-    none = floats_of(np.float32(np.inf))
-    first, last = above(floats_of(np.float32(-3.5)), code), above(code, floats_of(np.float32(2.5)))
-    store_lanes(bounds[0], at, where(first, negative(none), code - half))
-    store_lanes(bounds[1], at, where(last, none, code + half))
-
-
-@inlined
-def _may_move(moving: Any, bounds: Any, at: Any, sums: Any, place: Any) -> Any:
-    """Return whether a code of 16 blocks may move, without dividing."""
-    left = load_lanes(sums, place) - load_lanes(moving[2], at)
-    dividend = load_lanes(moving[0], at) * (load_lanes(sums, place + LANES) - load_lanes(moving[3], at))
-    below = above(load_lanes(bounds[0], at) * left, dividend)
-    return any_lane(below | above(dividend, load_lanes(bounds[1], at) * left))
-
-
-@device
-def _move_again(moving: Any, bounds: Any, begin: Any, sums: Any, place: Any) -> None:
-    """Run later passes until as many codes as exist stay.
-
-    Only one in ten vectors has a code that may move. Sums below _TINY are of products that may be subnormal,
-    whose roundings no bound covers.
-    """
-    products = load_lanes(sums, place)
-    small = above(floats_of(_TINY), products) & above(products, floats_of(np.float32(0)))
-    every = any_lane(small)
-    for i in range(begin, begin + SUPER, LANES):
-        _bound(moving[1], i, bounds)
-    still = ZERO
-    for step in range(_LATER):
-        at = begin + step % _SIZE * LANES
-        still += ONE
-        may = every or _may_move(moving, bounds, at, sums, place)
-        if may and any_lane(_move(moving, at, sums, place)):
-            _bound(moving[1], at, bounds)
-            still = ZERO
-        if still == _SIZE:
-            return
-
-
-@device
-def _fit_by_moves(rows: Any, count: Any, moving: Any, bounds: Any, sums: Any, fits: Any) -> None:
-    """Find scales of blocks by single-code moves; see ``three_bit_scale``.
-
-    rows: of blocks. moving: as :func:`_move` has it, of 16 blocks each. fits: takes the scales. All
-    groups in turns in the first pass: a move waits for the one before.
-    """
-    numbers, codes, own_products, own_squares = moving
-    groups, two = (count + LANES - ONE) // LANES, LANES + LANES
-    for g in range(groups):
-        transpose(rows, g * SUPER, _SIZE, numbers, g * SUPER, LANES)
-        _begin(numbers, g * SUPER, codes, sums, g * two)
-        for i in range(g * SUPER, (g + ONE) * SUPER, LANES):
-            number, code = load_lanes(numbers, i), load_lanes(codes, i)
-            weight = number * number
-            store_lanes(own_products, i, weight * number * code)
-            store_lanes(own_squares, i, weight * code * code)
-    for i in range(ZERO, SUPER, LANES):
-        for g in range(groups):
-            _move(moving, g * SUPER + i, sums, g * two)
-    for g in range(groups):
-        _move_again(moving, bounds, g * SUPER, sums, g * two)
-        _store_fits(sums, g * two, fits, g * LANES)
 
 
 @device
@@ -252,7 +120,7 @@ def _codes_of_search(values: Any, found: Any, top: Any, codes: Any) -> None:
     least, most = words_of(np.uint32(0)) - words_of(np.uint32(top)), words_of(np.uint32(top - np.float32(1)))
     inverse = load_lanes(found, LANES)
     empty, lowest = is_zero(inverse), floats_of(-top)
-    for i in range(_SIZE):
+    for i in range(SIZE):
         code = rounded(inverse * load_lanes(values, i * LANES), least, most)
         store_lanes(codes, i * LANES, where(empty, lowest, code))
 
@@ -263,7 +131,7 @@ def _choose_codes(values: Any, top: Any, stored: Any, codes: Any) -> None:
     least, most = words_of(np.uint32(0)) - words_of(np.uint32(top)), words_of(np.uint32(top - np.float32(1)))
     scale = load_lanes(stored, ZERO)
     empty = is_zero(scale)
-    for i in range(_SIZE):
+    for i in range(SIZE):
         code = rounded(load_lanes(values, i * LANES) / scale, least, most)
         store_lanes(codes, i * LANES, where(empty, load_lanes(codes, i * LANES), code))
 
@@ -282,20 +150,20 @@ def six_bit_rows(
     top = np.float32(32)
     state = OK
     for block in range(first, last):
-        state = max(state, load_group(x, block * SUPER, SUPER, _SIZE, own, values))
+        state = max(state, load_group(x, block * SUPER, SUPER, SIZE, own, values))
         if kind.weighted:
-            load_importance(importance, block * SUPER % kind.columns, _SIZE, kind.columns, weights)
+            load_importance(importance, block * SUPER % kind.columns, SIZE, kind.columns, weights)
         else:
             _squares(values, weights)
-        fit_signed(values, weights, _SIZE, top, found)
-        d = by_signed_largest(found, _SIZE, np.float32(-128), LEAST, fine)
+        fit_signed(values, weights, SIZE, top, found)
+        d = by_signed_largest(found, SIZE, np.float32(-128), LEAST, fine)
         if d == 0:  # all codes are zero codes
             store_lanes(found, LANES, floats_of(np.float32(0)))
         _codes_of_search(values, found, top, tried)
         _store_scales(d, np.int32(0xFF), block, fine, stored, scales, halves)
         _choose_codes(values, top, stored, tried)
         nbytes = block * (SUPER * kind.bits // np.uint64(8))
-        write_codes(tried, _SIZE, SUPER, kind.bits, codes, room, packed, nbytes)
+        write_codes(tried, SIZE, SUPER, kind.bits, codes, room, packed, nbytes)
     return state
 
 
@@ -322,24 +190,24 @@ def three_bit_rows(
             scale_columns[i] = sum_columns[i] = np.float32(0)
         for n in range(count):
             at, own_values = (start + n) * SUPER, values[n * SUPER :]
-            state = max(state, load_group(x, at, SUPER, _SIZE, own, own_values))
+            state = max(state, load_group(x, at, SUPER, SIZE, own, own_values))
             column = at % kind.columns
             row = importance, column, kind.columns
-            important_weights(own_values, own, row, _SIZE, SUPER, factor, weights)
-            sums_of(weights, _SIZE, sums)
-            fit_signed(own_values, weights, _SIZE, top, found[n * two :])
-            for i in range(_SIZE):
+            important_weights(own_values, own, row, SIZE, SUPER, factor, weights)
+            sums_of(weights, SIZE, sums)
+            fit_signed(own_values, weights, SIZE, top, found[n * two :])
+            for i in range(SIZE):
                 scale_columns[i * LANES + n], sum_columns[i * LANES + n] = found[n * two + i], sums[i]
-        fit_signed(scale_columns, sum_columns, _SIZE, np.float32(32), best)
+        fit_signed(scale_columns, sum_columns, SIZE, np.float32(32), best)
         _codes_of_search(scale_columns, best, np.float32(32), sum_columns)
         for n in range(count):
-            for i in range(_SIZE):
+            for i in range(SIZE):
                 fine[i] = np.int32(sum_columns[i * LANES + n])
             _store_scales(best[n], np.int32(0x3F), start + n, fine, stored, scales, halves)
             _codes_of_search(values[n * SUPER :], found[n * two :], top, tried)
             _choose_codes(values[n * SUPER :], top, stored, tried)
             nbytes = (start + n) * (SUPER * kind.bits // np.uint64(8))
-            write_codes(tried, _SIZE, SUPER, kind.bits, codes, room, packed, nbytes)
+            write_codes(tried, SIZE, SUPER, kind.bits, codes, room, packed, nbytes)
     return state
 
 
@@ -348,7 +216,7 @@ def _keep_moved(codes: Any, places: Any, count: Any, block: Any, tried: Any) -> 
     """Copy moved codes to a super-block's columns, from ``block`` on."""
     for k in range(count):
         if places[k] >= block and places[k] < block + LANES:
-            for i in range(_SIZE):
+            for i in range(SIZE):
                 moved = codes[k // LANES * SUPER + i * LANES + k % LANES]
                 tried[i * LANES + (places[k] - block)] = moved
 
@@ -372,12 +240,12 @@ def _scales_of_blocks(numbers: Any, block: Any, stored: Any, room: Any, scales: 
         store_lanes(stored, ZERO, floats_of(widen_half(half)) * code)
         six = integers(code) & words_of(np.uint32(0x3F))
         store_lanes(octets, ZERO, low_octets(six, six))
-        store64(scales, block * _SIZE, load64(octets, ZERO))
-        store64(scales, block * _SIZE + _EIGHT, load64(octets, _EIGHT))
+        store64(scales, block * SIZE, load64(octets, ZERO))
+        store64(scales, block * SIZE + _EIGHT, load64(octets, _EIGHT))
         halves[block] = half
     else:
-        d = by_signed_largest(numbers, _SIZE, np.float32(-32), np.float32(0), fine)
-        for i in range(_SIZE):
+        d = by_signed_largest(numbers, SIZE, np.float32(-32), np.float32(0), fine)
+        for i in range(SIZE):
             fine[i] = np.int32(-32) if d == 0 else max(min(fine[i], np.int32(31)), np.int32(-32))
         _store_scales(d, np.int32(0x3F), block, fine, stored, scales, halves)
     scale = load_lanes(stored, ZERO)
@@ -405,10 +273,10 @@ def _row_codes(x: Any, at: Any, stored: Any, inverses: Any, codes: Any) -> Any:
     off = most = floats_of(np.float32(0))
     mask = words_of(np.uint32(7))
     for b in range(ZERO, LANES, np.uint64(2)):
-        first, away, large = _row_words(x, at + b * _SIZE, inverses[b])
-        second, more, larger_one = _row_words(x, at + (b + ONE) * _SIZE, inverses[b + ONE])
+        first, away, large = _row_words(x, at + b * SIZE, inverses[b])
+        second, more, larger_one = _row_words(x, at + (b + ONE) * SIZE, inverses[b + ONE])
         off, most = larger(off, larger(away, more)), larger(most, larger(large, larger_one))
-        store_lanes(codes, b * _SIZE, low_octets(first & mask, second & mask))
+        store_lanes(codes, b * SIZE, low_octets(first & mask, second & mask))
     near = above(off, floats_of(np.float32(0.49999)))
     return not any_lane(near | above(most, floats_of(np.float32(2.0**20))))
 
@@ -434,9 +302,9 @@ def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: 
             at = (start + n) * SUPER
             state = max(state, _begin_blocks(x, at, values, tried, sums, found[n * LANES :], extremes))
             movable = _gather_movable(x, at, n * LANES, extremes, rows, places, movable)
-        for i in range(movable * _SIZE, (movable + LANES) * _SIZE, LANES):
+        for i in range(movable * SIZE, (movable + LANES) * SIZE, LANES):
             store_lanes(rows, i, floats_of(np.float32(0)))
-        _fit_by_moves(rows, movable, moving, bounds, sums, fits)
+        fit_by_moves(rows, movable, moving, bounds, sums, fits)
         for k in range(movable):
             found[places[k]] = fits[k]
         for n in range(count):
@@ -450,16 +318,16 @@ def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: 
             _begin_blocks(x, block * SUPER, values, tried, sums, found[n * LANES :], extremes)
             _keep_moved(moving[1], places, movable, n * LANES, tried)
             _choose_codes(values, np.float32(4), stored, tried)
-            write_codes(tried, _SIZE, SUPER, THREE, codes, room, packed, nbytes)
+            write_codes(tried, SIZE, SUPER, THREE, codes, room, packed, nbytes)
     return state
 
 
 @device
 def _store_scales(d: Any, mask: Any, block: Any, fine: Any, stored: Any, scales: Any, halves: Any) -> None:
     """Write a super-block's scales for the file, and float32 to ``stored``."""
-    for i in range(_SIZE):
+    for i in range(SIZE):
         stored[i] = np.float32(fine[i])
         fine[i] &= mask
-    whole = write_level(fine, _SIZE, block, d, scales, halves, np.uint16(0))
-    for i in range(_SIZE):
+    whole = write_level(fine, SIZE, block, d, scales, halves, np.uint16(0))
+    for i in range(SIZE):
         stored[i] = np.float32(whole * stored[i])

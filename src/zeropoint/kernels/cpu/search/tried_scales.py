@@ -13,11 +13,11 @@ import numpy as np
 from ....ops.lowering import Flag, Float32, Float64, UInt64
 from ..machine.intrinsics import device, float64_of, inlined, scratch
 from ..machine.named_records import unpacker
+from ..machine.reductions import any_lane
 from ..machine.tile import load
 from ..machine.vector import (
     above,
     above_doubles,
-    any_lane,
     doubles_of,
     floats_of,
     larger,

@@ -37,15 +37,15 @@ from ..encode.block_scales import (
 from ..encode.elements import EXPONENT, INFINITE, MAGIC
 from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.step_access import Elements, values_in_order
-from ..machine.descriptor import BAD_VALUE, FLOAT, INTEGER, MULTIPLY, OK, POWER
+from ..machine.descriptor import BAD_VALUE, INTEGER, MULTIPLY, OK, POWER
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
 from ..machine.lane_math import integers, multiply_add
 from ..machine.named_records import unpacker
+from ..machine.reductions import any_lane
 from ..machine.tile import NOT_FINITE, TILE, block_amax, load
 from ..machine.vector import (
     WHOLE,
     above,
-    any_lane,
     bits_of,
     floats_of,
     floats_of_integers,
@@ -57,7 +57,8 @@ from ..machine.vector import (
     values_of,
     words_of,
 )
-from .lanes import LANES, add_neighbors, closest_quarters, magnitudes, picks_from_tables, transpose, where
+from .lanes import LANES, add_neighbors, magnitudes, transpose, where
+from .window_errors import float_errors, integer_errors, quarter_errors, takes_quarters
 
 MOST = np.uint64(128)
 """Values of the longest blocks."""
@@ -191,60 +192,6 @@ def decide(
 
 
 @inlined
-def _float_errors(columns: Any, size: Any, first: Any, second: Any, element: Any) -> Any:
-    """Errors of magnitudes under two reciprocal scales, in scale units."""
-    total = other = floats_of(np.float32(0))
-    most, exponent = floats_of(element.maximum), words_of(EXPONENT)
-    low = words_of(shl32(element.emin, np.uint32(23)))
-    lift = words_of(shl32(np.uint32(np.uint32(23) - element.mantissa), np.uint32(23)))
-    for i in range(size):
-        x = load_lanes(columns, i * LANES)
-        r, s = x * first, x * second
-        a, b = smaller(r, most), smaller(s, most)
-        c = values_of(larger_bits(bits_of(a) & exponent, low) + lift)
-        d = values_of(larger_bits(bits_of(b) & exponent, low) + lift)
-        u, v = r - ((a + c) - c), s - ((b + d) - d)
-        total, other = multiply_add(u, u, total), multiply_add(v, v, other)
-    return total, other
-
-
-@inlined
-def _integer_errors(columns: Any, size: Any, first: Any, second: Any, element: Any) -> Any:
-    """Return the same of integers."""
-    total = other = floats_of(np.float32(0))
-    low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
-    for i in range(size):
-        x = load_lanes(columns, i * LANES)
-        r, s = x * first, x * second
-        a, b = smaller(larger(r, low), high), smaller(larger(s, low), high)
-        u, v = r - ((a + magic) - magic), s - ((b + magic) - magic)
-        total, other = multiply_add(u, u, total), multiply_add(v, v, other)
-    return total, other
-
-
-@inlined
-def _quarter_errors(columns: Any, size: Any, first: Any, second: Any) -> Any:
-    """Errors of e2m1 magnitudes below 8 scales, in quarter units.
-
-    Gain: nvfp4 is searched in two thirds of the time.
-    """
-    total = other = floats_of(np.float32(0))
-    for i in range(size):
-        x = load_lanes(columns, i * LANES)
-        r, s = x * first, x * second
-        u, v = r - closest_quarters(integers(r)), s - closest_quarters(integers(s))
-        total, other = multiply_add(u, u, total), multiply_add(v, v, other)
-    return total, other
-
-
-@device
-def _takes_quarters(element: Any, window: Any) -> Any:
-    """Whether :func:`_quarter_errors` suits element and all plausible scales."""
-    e2m1 = element.kind == FLOAT and element.mantissa == 1 and element.emin == 127
-    return picks_from_tables() and e2m1 and element.maximum == 6 and window.doubling < 8
-
-
-@inlined
 def _code_below(numbers: Any, rule: Any) -> Any:
     """Codes of largest scales not above numbers, floats; else 0."""
     drop = np.uint32(23) if rule.how == POWER else np.uint32(np.uint32(23) - rule.mantissa)
@@ -301,7 +248,7 @@ def search_lanes(
     hard = hard | above(amax, large) | above(factors, large) | above(floats_of(_LEAST), factors)
     coarse = ONE if rule.how == POWER else np.float32(ONE / rule.coarse) if rule.inverse else rule.coarse
     by = floats_of(np.float32(coarse * rule.unit))
-    quarters = _takes_quarters(element, window)
+    quarters = takes_quarters(element, window)
     units = floats_of(np.float32(coarse * rule.unit * (_QUARTER if quarters else ONE)))
     slack = multiply_add(squares, floats_of(_ABSOLUTE), floats_of(_TINY))
     best = second = infinite
@@ -312,11 +259,11 @@ def search_lanes(
         own, after = _near_factors(codes, rule, units), _near_factors(lower, rule, units)
         inverse, next_inverse = one / own, one / after
         if element.kind == INTEGER:
-            error, other = _integer_errors(columns, size, inverse, next_inverse, element)
+            error, other = integer_errors(columns, size, inverse, next_inverse, element)
         elif quarters:
-            error, other = _quarter_errors(columns, size, inverse, next_inverse)
+            error, other = quarter_errors(columns, size, inverse, next_inverse)
         else:
-            error, other = _float_errors(columns, size, inverse, next_inverse, element)
+            error, other = float_errors(columns, size, inverse, next_inverse, element)
         error, other = (
             where(alive, error * own * own, infinite),
             where(alive, other * after * after, infinite),

@@ -13,6 +13,7 @@ from ..machine.descriptor import ZERO_NONE
 from ..machine.intrinsics import device, float32_of, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
+from ..machine.reductions import largest_lane, sum_of_lanes, sum_of_words
 from ..machine.tile import TILE, clear, factor_cut, factor_shift, fetch_ahead, load, spread
 from ..machine.vector import (
     HALF,
@@ -21,10 +22,7 @@ from ..machine.vector import (
     bits_of,
     floats_of,
     larger_bits,
-    largest_lane,
     load_lanes,
-    sum_of_lanes,
-    sum_of_words,
     values_of,
     words_of,
 )

@@ -13,19 +13,18 @@ import numpy as np
 from ..encode.block_scales import power_of
 from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import bits32, device, inlined, prefetch_far, scratch
+from ..machine.reductions import any_below, sum_of_doubles
 from ..machine.tile import FLOAT32, NOTHING, TILE, run_keys, value_of_key
 from ..machine.vector import (
     HALF,
     STEP,
     WHOLE,
-    any_below,
     bits_of,
     doubles_of,
     halves_of,
     load_lanes,
     pairs_of,
     smaller_bits,
-    sum_of_doubles,
     values_of,
     wide_floats,
     words_of,
