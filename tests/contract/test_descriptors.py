@@ -12,12 +12,12 @@ import torch
 from zeropoint.kernels.cpu.decode.lookup_rows import LookupRows
 from zeropoint.kernels.cpu.encode.power_levels import Powers
 from zeropoint.kernels.cpu.feedback.rows import GridRounding
+from zeropoint.kernels.cpu.least_error.minima import MinimaKind
+from zeropoint.kernels.cpu.least_error.tried_scales import ScaleTries
 from zeropoint.kernels.cpu.linear.chunks import Matrix
 from zeropoint.kernels.cpu.machine import descriptor as k
 from zeropoint.kernels.cpu.machine.bit_moves import BitMove
 from zeropoint.kernels.cpu.machine.named_records import pack, reader, record_type
-from zeropoint.kernels.cpu.search.minima import MinimaKind
-from zeropoint.kernels.cpu.search.tried_scales import ScaleTries
 from zeropoint.ops import lowering
 from zeropoint.schemes import Scheme
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import zeropoint as zp
-from zeropoint.kernels.cpu.search.integer_scales import MOST_RATIOS
+from zeropoint.kernels.cpu.least_error.integer_scales import MOST_RATIOS
 from zeropoint.ops.integer_fits import fits_of
 from zeropoint.ops.threads import gradual_underflow
 from zeropoint.schemes import Scheme

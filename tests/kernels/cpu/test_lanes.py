@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from zeropoint.kernels.cpu.least_error.lanes import narrowed
 from zeropoint.kernels.cpu.machine.descriptor import TO_BFLOAT16, TO_FLOAT16
 from zeropoint.kernels.cpu.machine.vector import load_lanes, store_lanes
-from zeropoint.kernels.cpu.search.lanes import narrowed
 
 
 @numba.njit

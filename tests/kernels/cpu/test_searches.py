@@ -8,7 +8,7 @@ import torch
 from tests.oracles import ggml_golden
 
 import zeropoint as zp
-from zeropoint.kernels.cpu.search import table_scales
+from zeropoint.kernels.cpu.least_error import table_scales
 from zeropoint.ops import library
 from zeropoint.ops.ggml import block_types, table_blocks
 from zeropoint.ops.registry import Op, explain

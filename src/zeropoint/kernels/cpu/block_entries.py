@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from .least_error.extreme_scales import rounded_rows
+from .least_error.minima import MinimaLevels, minima_rows, unpack_minima
+from .least_error.plain import TABLE, Numbers, plain_rows, square_rows, unpack_plain
+from .least_error.signed import THREE, moved_rows, six_bit_rows, three_bit_rows, unpack_signed
+from .least_error.table_scales import FOUR, table_rows, table_super_rows
 from .machine.bit_moves import move_rows
 from .machine.intrinsics import device, kernel
 from .machine.team import run_bundled, run_parts
-from .search.extreme_scales import rounded_rows
-from .search.minima import MinimaLevels, minima_rows, unpack_minima
-from .search.plain import TABLE, Numbers, plain_rows, square_rows, unpack_plain
-from .search.signed import THREE, moved_rows, six_bit_rows, three_bit_rows, unpack_signed
-from .search.table_scales import FOUR, table_rows, table_super_rows
 
 
 @device
@@ -23,7 +23,7 @@ def _minima(args: Any, first: Any, last: Any) -> Any:
 
 @kernel
 def search_minima(*args: Any) -> Any:
-    """Search scales and minima; rows are super-blocks. See :func:`.search.minima.minima_rows`."""
+    """Search scales and minima; rows are super-blocks. See :func:`.least_error.minima.minima_rows`."""
     return run_bundled(_minima, args)
 
 
@@ -42,7 +42,7 @@ def _signed(args: Any, first: Any, last: Any) -> Any:
 
 @kernel
 def search_signed(*args: Any) -> Any:
-    """Search signed scales; rows are super-blocks. See :func:`.search.signed.six_bit_rows`."""
+    """Search signed scales; rows are super-blocks. See :func:`.least_error.signed.six_bit_rows`."""
     return run_bundled(_signed, args)
 
 
@@ -55,7 +55,7 @@ def _rounded(args: Any, first: Any, last: Any) -> Any:
 
 @kernel
 def round_plain(*args: Any) -> Any:
-    """Quantize blocks under scales of their extremes; see :func:`.search.extreme_scales.rounded_rows`."""
+    """Quantize blocks by their extremes; see :func:`.least_error.extreme_scales.rounded_rows`."""
     return run_bundled(_rounded, args)
 
 
@@ -71,13 +71,13 @@ def _plain(args: Any, first: Any, last: Any) -> Any:
 
 @kernel
 def search_plain(*args: Any) -> Any:
-    """Quantize blocks with one number or two; rows are blocks. See :func:`.search.plain.plain_rows`."""
+    """Quantize blocks with one number or two; rows are blocks. See :func:`.least_error.plain.plain_rows`."""
     return run_bundled(_plain, args)
 
 
 @kernel
 def row_squares(*args: Any) -> Any:
-    """Add up the squares of rows; see :func:`.search.plain.square_rows`."""
+    """Add up the squares of rows; see :func:`.least_error.plain.square_rows`."""
     return run_parts(square_rows, args)
 
 

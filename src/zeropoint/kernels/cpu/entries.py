@@ -23,6 +23,12 @@ from .decode.rows import DequantizeArrays, dequantize_rows
 from .encode.chained_rows import ChainedArrays, chained_rows
 from .encode.outer_scale import largest_bits_of_rows, outer_scale, unpack_outer
 from .encode.rows import QuantizeArrays, amax_rows, quantize_rows, range_rows
+from .least_error.affine_scales import affine_rows, long_affine_blocks, unpack_affine
+from .least_error.integer_scales import fitted_rows, unpack_fitting
+from .least_error.long_fits import long_fitted_slots
+from .least_error.table_fits import fitted_slots
+from .least_error.tried_scales import long_rows, tried_rows, unpack_tries
+from .least_error.windows import searched_rows, unpack_candidates
 from .linear.chunks import Weights, unpack_matrix, unpack_slots
 from .linear.from_codes import Input, code_rows, float_rows, slot_of
 from .linear.from_values import ONE, PackedValues, unpack_panels, value_panels
@@ -30,12 +36,6 @@ from .machine.descriptor import OK, set_coarse, unpack
 from .machine.intrinsics import device, kernel
 from .machine.team import run_bundled, run_parts
 from .machine.transposition import turn_panels
-from .search.affine_scales import affine_rows, long_affine_blocks, unpack_affine
-from .search.integer_scales import fitted_rows, unpack_fitting
-from .search.long_fits import long_fitted_slots
-from .search.table_fits import fitted_slots
-from .search.tried_scales import long_rows, tried_rows, unpack_tries
-from .search.windows import searched_rows, unpack_candidates
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import ErrorArrays, measure_rows, unpack_extent
 
@@ -285,9 +285,9 @@ def _windows(
 
 @kernel
 def search_windows(*args: Any) -> Any:
-    """Quantize rows under scales of least squared error; see :func:`.search.windows.searched_rows`.
+    """Quantize rows under scales of least squared error; see :func:`.least_error.windows.searched_rows`.
 
-    Scales that can be best are :class:`.search.windows.Candidates`.
+    Scales that can be best are :class:`.least_error.windows.Candidates`.
     """
     return run_parts(_windows, args)
 
@@ -301,9 +301,9 @@ def _fits(args: Any, first: Any, last: Any) -> Any:
 
 @kernel
 def search_fits(*args: Any) -> Any:
-    """Quantize rows under the scales that fit codes; see :func:`.search.integer_scales.fitted_rows`.
+    """Quantize rows under the scales that fit codes; see :func:`.least_error.integer_scales.fitted_rows`.
 
-    What is tried is :class:`.search.integer_scales.Fitting`, and its ratios.
+    What is tried is :class:`.least_error.integer_scales.Fitting`, and its ratios.
     """
     return run_bundled(_fits, args)
 
@@ -317,7 +317,10 @@ def _long_fits(args: Any, first: Any, last: Any) -> None:
 
 @kernel
 def search_long_fits(*args: Any) -> Any:
-    """Search the scales that fit codes; see :func:`.search.long_fits.long_fitted_slots`. Rows are slots."""
+    """Search the scales that fit codes; rows are slots.
+
+    See :func:`.least_error.long_fits.long_fitted_slots`.
+    """
     return run_bundled(_long_fits, args)
 
 
@@ -338,10 +341,10 @@ def _affine(args: Any, first: Any, last: Any) -> None:
 
 @kernel
 def search_affine(*args: Any) -> Any:
-    """Improve start scales and zero points; see :func:`.search.affine_scales.affine_rows`.
+    """Improve start scales and zero points; see :func:`.least_error.affine_scales.affine_rows`.
 
-    What is tried is :class:`.search.affine_scales.AffineFitting`, and its widths. The last two arrays are
-    room for a long block in each slot.
+    What is tried is :class:`.least_error.affine_scales.AffineFitting`, and its widths. The last two arrays
+    are room for a long block in each slot.
     """
     return run_bundled(_affine, args)
 
@@ -363,17 +366,17 @@ def _tried(args: Any, first: Any, last: Any) -> None:
 
 @kernel
 def search_scales(*args: Any) -> Any:
-    """Improve start scales; see :func:`.search.tried_scales.tried_rows`.
+    """Improve start scales; see :func:`.least_error.tried_scales.tried_rows`.
 
-    What is tried is :class:`.search.tried_scales.ScaleTries`, and its arrays. The last two arrays are room
-    for a long block in each slot.
+    What is tried is :class:`.least_error.tried_scales.ScaleTries`, and its arrays. The last two arrays are
+    room for a long block in each slot.
     """
     return run_bundled(_tried, args)
 
 
 @kernel
 def fit_tables(*args: Any) -> Any:
-    """Fit tables of blocks; see :func:`.search.table_fits.fitted_slots`. Rows are slots."""
+    """Fit tables of blocks; see :func:`.least_error.table_fits.fitted_slots`. Rows are slots."""
     return run_parts(fitted_slots, args)
 
 

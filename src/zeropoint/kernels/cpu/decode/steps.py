@@ -181,7 +181,7 @@ def decode_ints(source: Any, element: Any, blocks: Any, target: Any) -> None:
 
 
 @inlined
-def worse(worst: Any, codes: Any, element: Any) -> Any:
+def largest_codes(worst: Any, codes: Any, element: Any) -> Any:
     """Lane-wise larger magnitude of codes; 255 for NaN in place of -0."""
     if element.negative_nan:
         negative_zero = octets_of(np.uint8(element.magnitude + np.uint32(1)))
@@ -205,7 +205,7 @@ def decode_floats(source: Any, element: Any, blocks: Any, target: Any) -> Any:
     worst = octets_of(np.uint8(0))
     for i in range(np.uint64(0), source.count, WHOLE):
         codes = codes_at(source, i)
-        worst = worse(worst, codes, element)
+        worst = largest_codes(worst, codes, element)
         half = shift_signed(halves_of_octets(codes) << left, right) & keep
         f, g = factors_of_step(blocks, i)
         put_values(first_float16(half) * bias * f, second_float16(half) * bias * g, i, target)
@@ -297,7 +297,7 @@ def decode_fields(source: Any, element: Any, table: Any, blocks: Any, target: An
         products = high_halves(words, words)
         for i in range(start, min(start + run, count), WHOLE):
             codes = codes_at(source, i)
-            worst = worse(worst, codes, element)
+            worst = largest_codes(worst, codes, element)
             field = (codes & magnitude) - (codes & mantissas)
             picked = pick_halves(products, (codes & mantissas) | (unequal(field, zero) & normal))
             above_first = halves_of_octets(larger_bits(field, normal) - normal) << rise

@@ -17,13 +17,13 @@ from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
 from ..block_entries import round_plain, row_squares, search_minima, search_plain, search_signed
+from ..least_error import plain
+from ..least_error.line_search import Tries
+from ..least_error.minima import CLAMPED, NIBBLES, OVERLAID, MinimaKind
+from ..least_error.plain import PlainKind
+from ..least_error.signed import SignedKind
 from ..machine.descriptor import OK
 from ..machine.named_records import pack
-from ..search import plain
-from ..search.line_search import Tries
-from ..search.minima import CLAMPED, NIBBLES, OVERLAID, MinimaKind
-from ..search.plain import PlainKind
-from ..search.signed import SignedKind
 from . import memory
 from .arrays import NO_BYTES, NO_FLOATS, flat_array
 from .views import KINDS

@@ -26,11 +26,11 @@ from ....params.stored import load_scale
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme, ZeroPoint
 from .. import entries
+from ..least_error.affine_scales import AffineFitting
+from ..least_error.powers import Power
+from ..least_error.tried_scales import ScaleTries
 from ..machine.descriptor import THRESHOLDS, Descriptor
 from ..machine.named_records import pack
-from ..search.affine_scales import AffineFitting
-from ..search.powers import Power
-from ..search.tried_scales import ScaleTries
 from .arrays import code_step, flat_array
 from .views import View, view_of
 from .window_ends import in_whole_blocks, tried_fits

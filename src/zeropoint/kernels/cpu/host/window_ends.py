@@ -13,8 +13,8 @@ from ....ops.window_search import reach_of
 from ....params.ladder import Ladder
 from ....params.scale_windows import window_of
 from ....schemes import Scheme
-from ..search.integer_scales import MOST_RATIOS, Fitting
-from ..search.windows import MOST, Candidates
+from ..least_error.integer_scales import MOST_RATIOS, Fitting
+from ..least_error.windows import MOST, Candidates
 from .views import View
 
 _UNIT = 16

@@ -18,13 +18,13 @@ from .lanes import (
     ONE,
     SUPER,
     divided,
+    larger_magnitude,
     magnitudes,
     negative,
     rounded,
     rounded_within,
     transpose,
     where,
-    worse,
 )
 from .super_block import (
     ZERO,
@@ -51,7 +51,7 @@ def begin_codes(x: Any, at: Any, codes: Any, sums: Any, place: Any) -> Any:
     worst = words_of(np.uint32(0))
     for i in range(at, at + SUPER, LANES):
         number = load_lanes(x, i)
-        worst = worse(worst, number)
+        worst = larger_magnitude(worst, number)
         beyond = above(magnitudes(number), amax)
         value, amax = where(beyond, number, value), where(beyond, magnitudes(number), amax)
     inverse = divided(np.float32(-4), value)

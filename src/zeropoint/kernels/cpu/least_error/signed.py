@@ -30,15 +30,15 @@ from .lanes import (
     ONE,
     SUPER,
     divided,
-    is_bad,
+    is_nonfinite,
     is_zero,
+    larger_magnitude,
     magnitudes,
     most_lane,
     rounded,
     rounded_within,
     transpose,
     where,
-    worse,
 )
 from .line_search import fit_signed
 from .scale_codes import by_signed_largest
@@ -96,7 +96,7 @@ def _begin_blocks(x: Any, at: Any, values: Any, codes: Any, sums: Any, found: An
     if any_lane(empty):
         for i in range(ZERO, SUPER, LANES):
             store_lanes(codes, i, where(empty, floats_of(np.float32(-4)), load_lanes(codes, i)))
-    return BAD_VALUE if is_bad(worst) else OK
+    return BAD_VALUE if is_nonfinite(worst) else OK
 
 
 @device
@@ -230,7 +230,7 @@ def _scales_of_blocks(numbers: Any, block: Any, stored: Any, room: Any, scales: 
     octets, fine = room
     found = load_lanes(numbers, ZERO)
     amax, place = most_lane(magnitudes(found)), ZERO
-    if amax > _TINY and not is_bad(worse(words_of(np.uint32(0)), found)):
+    if amax > _TINY and not is_nonfinite(larger_magnitude(words_of(np.uint32(0)), found)):
         while abs(numbers[place]) != amax:
             place += ONE
         inverse = np.float32(np.float32(-32) / numbers[place])
@@ -249,7 +249,7 @@ def _scales_of_blocks(numbers: Any, block: Any, stored: Any, room: Any, scales: 
             fine[i] = np.int32(-32) if d == 0 else max(min(fine[i], np.int32(31)), np.int32(-32))
         _store_scales(d, np.int32(0x3F), block, fine, stored, scales, halves)
     scale = load_lanes(stored, ZERO)
-    return not any_lane(is_zero(scale)) and not is_bad(worse(words_of(np.uint32(0)), scale))
+    return not any_lane(is_zero(scale)) and not is_nonfinite(larger_magnitude(words_of(np.uint32(0)), scale))
 
 
 @inlined

@@ -9,7 +9,7 @@ from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, narrow_half, scratch, widen_half
 from ..machine.lane_math import integers, root
 from ..machine.vector import WHOLE, floats_of, load_lanes, low_octets, store_lanes, words_of
-from .lanes import LANES, ONE, SUPER, is_bad, sum_of_squares, transpose, worse
+from .lanes import LANES, ONE, SUPER, is_nonfinite, larger_magnitude, sum_of_squares, transpose
 
 ZERO = np.uint64(0)
 _LONG = 32 * 16
@@ -24,13 +24,13 @@ def load_group(x: Any, at: Any, count: Any, size: Any, own: Any, values: Any) ->
     total, worst = size * LANES, words_of(np.uint32(0))
     for i in range(ZERO, min(total, count), LANES):
         number = load_lanes(x, at + i)
-        worst = worse(worst, number)
+        worst = larger_magnitude(worst, number)
         store_lanes(own, i, number)
     for i in range(min(total, count), total, LANES):
         store_lanes(own, i, floats_of(np.float32(0)))
     for i in range(ZERO, size, LANES):
         transpose(own, i, size, values, i * LANES, LANES)
-    return BAD_VALUE if is_bad(worst) else OK
+    return BAD_VALUE if is_nonfinite(worst) else OK
 
 
 @device

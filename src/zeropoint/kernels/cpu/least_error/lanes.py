@@ -204,14 +204,14 @@ def is_zero(typingctx: Any, x: Any) -> Any:
 
 
 @inlined
-def worse(worst: Any, x: Any) -> Any:
+def larger_magnitude(worst: Any, x: Any) -> Any:
     """Larger of the words ``worst`` and magnitude bits of ``x``."""
     return larger_bits(worst, bits_of(x) & words_of(np.uint32(0x7FFFFFFF)))
 
 
 @inlined
-def is_bad(worst: Any) -> Any:
-    """Return whether a magnitude of :func:`worse` is not finite."""
+def is_nonfinite(worst: Any) -> Any:
+    """Return whether a magnitude of :func:`larger_magnitude` is not finite."""
     return any_below(words_of(np.uint32(0x7F7FFFFF)), worst)
 
 

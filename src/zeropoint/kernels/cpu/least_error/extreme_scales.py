@@ -38,14 +38,14 @@ from .lanes import (
     LANES,
     SUPER,
     divided,
-    is_bad,
+    is_nonfinite,
     is_zero,
+    larger_magnitude,
     least_lane,
     magnitudes,
     most_lane,
     negative,
     where,
-    worse,
 )
 from .plain import AFFINE, SYMMETRIC, TERNARY
 from .super_block import ZERO
@@ -100,10 +100,10 @@ def _extremes(group: Any, size: Any, room: Any, ends: Any) -> Any:
         low = high = load_lanes(room, ZERO)
         for i in range(ZERO, size, LANES):
             number = load_lanes(room, i)
-            worst = worse(worst, number)
+            worst = larger_magnitude(worst, number)
             low, high = smaller(number, low), larger(number, high)
         ends[_LOW + block], ends[_VALUE + block] = least_lane(low), most_lane(high)
-    return BAD_VALUE if is_bad(worst) else OK
+    return BAD_VALUE if is_nonfinite(worst) else OK
 
 
 @device
