@@ -378,7 +378,7 @@ class Codec(Protocol):
         return decoded(self.fields(layer), tensors, layer.weight, part)
 
     def drift(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> torch.Tensor | None:
-        """Return the possible drift of scales since choosing codes, None for none.
+        """Return the possible drift of scales since choosing codes, or None.
 
         Args:
             layer, tensors, part: as :meth:`decode` has them.
