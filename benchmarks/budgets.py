@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.run.loop import RunResult, run
 from zeropoint.eval import ModelQuality
 from zeropoint.recipes import FAMILIES

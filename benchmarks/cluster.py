@@ -33,8 +33,8 @@ from rich.table import Table
 
 from zeropoint.checkpoint.cluster.ray import BATCH_BYTES
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
-from zeropoint.checkpoint.plan.cuts import UNIT_VALUES
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.output_tensors import UNIT_VALUES
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Job, Results, local
 from zeropoint.checkpoint.run.journal import Journal

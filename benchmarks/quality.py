@@ -44,7 +44,7 @@ from facts import machine, record
 from rich.console import Console
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.eval import Estimate, ModelQuality
 from zeropoint.eval.cloze import joined, tagged_sentences
 from zeropoint.recipes import FAMILIES

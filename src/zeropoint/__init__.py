@@ -25,13 +25,11 @@ from .names_elsewhere import elsewhere
 if TYPE_CHECKING:
     from .checkpoint.model.loading import load_checkpoint
     from .checkpoint.model.saving import save_checkpoint
+    from .checkpoint.model_verbs import add_kv_scales, distill_checkpoint, gather_statistics
     from .checkpoint.verbs import (
-        add_kv_scales,
         compare_checkpoints,
         convert_checkpoint,
         dequantize_checkpoint,
-        distill_checkpoint,
-        gather_statistics,
         plan_checkpoint,
         rotate_checkpoint,
         verify_checkpoint,
@@ -129,14 +127,12 @@ _OWNERS = {
     ),
     **dict.fromkeys(("Plan", "can_implement", "plan"), "prepared"),
     **dict.fromkeys(("Granularity", "Scheme"), "schemes"),
+    **dict.fromkeys(("add_kv_scales", "distill_checkpoint", "gather_statistics"), "checkpoint.model_verbs"),
     **dict.fromkeys(
         (
             "compare_checkpoints",
-            "add_kv_scales",
             "convert_checkpoint",
             "dequantize_checkpoint",
-            "distill_checkpoint",
-            "gather_statistics",
             "plan_checkpoint",
             "rotate_checkpoint",
             "verify_checkpoint",

@@ -17,8 +17,8 @@ from tests.peers import Peer, transformers
 
 import zeropoint as zp
 from zeropoint.architectures import SPLIT_EXPERTS
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.plan.verdicts import TRANSFORMERS, refusal
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run

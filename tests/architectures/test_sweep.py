@@ -14,9 +14,9 @@ from tests.architectures.sweep import FIELDS, SWEPT, row_of
 from tests.checkpoint.written import ONE, weight
 from tests.checkpoint.written import save as written
 
-from zeropoint.checkpoint.choose.selection import subject_of
-from zeropoint.checkpoint.choose.tied import tied_heads
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.selection import subject_of
+from zeropoint.checkpoint.plan.tied import tied_heads
 from zeropoint.checkpoint.plan.verdicts import verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.compressed_tensors import CODEC

@@ -21,9 +21,9 @@ from torch import nn
 
 import zeropoint as zp
 from zeropoint.architectures import is_expert, splits_experts
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.verdicts import Verdict, refusal, verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
@@ -123,7 +123,7 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
         problem=problem_of(animal, folder, column, dtype), verdict=verdict,
         refused=refusal(plan) is not None, option=option, named=bool(animal.include),
         kept=tuple(dict.fromkeys(d.reason for d in plan.unfit)),
-        experts=tuple(dict.fromkeys(w.origin.entry.name for w in plan.weights if is_expert(w.module))),
+        experts=tuple(dict.fromkeys(w.reader.entry.name for w in plan.weights if is_expert(w.module))),
     )  # fmt: skip
 
 

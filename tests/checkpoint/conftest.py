@@ -10,7 +10,7 @@ from tests.checkpoint.interrupted import plan_of, stop_after
 from tests.checkpoint.written import digests
 from tests.oracles import llmcompressor_golden, synthetic_llama
 
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.run import units as cut
 from zeropoint.checkpoint.run.loop import run
 
@@ -18,7 +18,7 @@ from zeropoint.checkpoint.run.loop import run
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut a checkpoint of a few megabytes into dozens of units."""
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 40_000)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 40_000)
     monkeypatch.setattr(cut, "UNIT_BYTES", 50_000)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.checkpoint.written import ONE, digests
 
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.file_names import JOURNAL
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import RunResult, run

@@ -12,9 +12,9 @@ from tests.checkpoint.written import digests, tensors_of
 from tests.cli.conftest import Call
 from tests.tensors import same_bytes
 
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.recipe import KEEP
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 

@@ -17,7 +17,7 @@ from tests.checkpoint.written import LLAMA, dequantized, save
 from tests.oracles import tiny_models
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
@@ -262,7 +262,7 @@ def test_double_quantization_is_that_of_the_weight_as_one_row(shape: tuple[int, 
 def test_no_cut_of_a_weight_changes_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = torch.randn(640, 192, generator=torch.Generator().manual_seed(6)).bfloat16()
     whole, _ = double(given, tmp_path / "whole")
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 1)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 1)
     parts, _ = double(given, tmp_path / "parts", tile_values=1)
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)

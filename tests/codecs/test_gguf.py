@@ -17,8 +17,8 @@ from tests.oracles import tiny_tokenizers
 from tokenizers import Tokenizer
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.containers.gguf import GGUF, TYPES

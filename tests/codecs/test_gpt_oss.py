@@ -15,10 +15,10 @@ from tests.checkpoint.written import dequantized, save
 from tests.peers import Peer, transformers
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.selection import Selection
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.plan.verdicts import require_loadable
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run import units
@@ -233,7 +233,7 @@ def test_converted_experts_are_single_matrices_with_the_same_codes_scales_and_bi
     limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limits.workers > 1:
-        monkeypatch.setattr(cuts, "UNIT_VALUES", 512)
+        monkeypatch.setattr(output_tensors, "UNIT_VALUES", 512)
         monkeypatch.setattr(units, "UNIT_BYTES", 64)
     stored = with_biases()
     source = theirs(tmp_path / "in", stored)

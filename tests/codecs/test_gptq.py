@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import LLAMA, dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.gptq import CODEC
@@ -163,7 +163,7 @@ def test_act_order_is_read_with_the_values_of_another_decoder(text: str, tmp_pat
 def test_act_order_is_converted_and_back_with_the_same_tensors(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 1)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 1)
     x = weight(*SHAPE).half()
     tensors, asym = act_ordered(text, x), "asym" in text
     version = "gptq_v2" if asym else "gptq"

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from tests.checkpoint.written import dequantized, save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.half_quadratic import CODEC, codes_of, words

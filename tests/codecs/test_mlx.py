@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.oracles import tiny_models
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.mlx import BITS, CODEC, GROUPS, affine
 from zeropoint.codecs.registry import CODECS

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.mlx import affine
 from zeropoint.codecs.mlx_experts import MlxFormat, stacked

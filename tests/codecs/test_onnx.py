@@ -14,9 +14,9 @@ from onnx.reference import ReferenceEvaluator
 from tests.peers import Peer
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.registry import get_codec

@@ -12,7 +12,7 @@ import torch
 from tests.peers import Peer
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
@@ -167,7 +167,7 @@ def test_neither_threads_nor_memory_change_a_byte(
 ) -> None:
     source = quantized(product(), tmp_path, "uint4:g32:asym", layout)
     converted(source, tmp_path / "a", other, limits=Limits(workers=1))
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 1024)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 1024)
     converted(source, tmp_path / "b", other, limits=Limits(workers=3, tile_values=256))
     for name in ("model.onnx", "model.onnx.data"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

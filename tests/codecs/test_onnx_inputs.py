@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.registry import get_codec

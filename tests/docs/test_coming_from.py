@@ -13,8 +13,7 @@ import torch
 import typer
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.choose.requests import codec_for, require_blocks
+from zeropoint.checkpoint.plan.recipe import RecipeText, codec_for, require_blocks
 from zeropoint.cli.app import app
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "tables" / "what_you_typed.csv"

@@ -15,8 +15,7 @@ from tests.docs.page_commands import DOCS, OPTIONS, commands, run_command
 from tests.oracles import tiny_models
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.choose.requests import codec_for, require_blocks
+from zeropoint.checkpoint.plan.recipe import RecipeText, codec_for, require_blocks
 from zeropoint.methods import method_named
 from zeropoint.names_elsewhere import _PAGES
 

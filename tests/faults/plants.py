@@ -14,7 +14,7 @@ import pytest
 from zeropoint.checkpoint.measure import tiles as quantize
 from zeropoint.checkpoint.read import source
 from zeropoint.checkpoint.run import directory as output
-from zeropoint.checkpoint.run import executor, read_back, work
+from zeropoint.checkpoint.run import executor, folder, read_back, work
 from zeropoint.cli import main as command
 
 
@@ -152,7 +152,7 @@ def single_write(patched: pytest.MonkeyPatch) -> None:
     def write_at(descriptor: int, data: memoryview, offset: int) -> None:
         os.pwrite(descriptor, data, offset)
 
-    for module in (output, work):
+    for module in (output, work, folder):
         patched.setattr(module, "write_at", write_at)
 
 

@@ -19,7 +19,7 @@ import torch
 import typer
 from safetensors.torch import save_file
 
-from zeropoint.checkpoint.plan import cuts, limits
+from zeropoint.checkpoint.plan import limits, output_tensors
 from zeropoint.checkpoint.run import commit, units
 from zeropoint.checkpoint.run.unit_results import ScanResult, UnitResult
 from zeropoint.cli import app
@@ -78,7 +78,7 @@ def write_tiny(folder: Path, *, seed: int = 0) -> Path:
 def small_units() -> Iterator[None]:
     """Cut weights into several units inside the block, units into tiles, and commit after every few units."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cuts, "UNIT_VALUES", 512)
+        patched.setattr(output_tensors, "UNIT_VALUES", 512)
         patched.setattr(units, "UNIT_BYTES", 512)
         patched.setattr(commit, "COMMIT_BYTES", 1200)
         patched.setattr(commit, "COMMIT_SECONDS", math.inf)

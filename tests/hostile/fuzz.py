@@ -32,11 +32,11 @@ from tests.hostile.mutations import mutate, mutate_file
 from tests.hostile.quantized import CONFIG, QUANTIZED, WEIGHTS
 from tests.hostile.target import Target, in_directory, refusal
 
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.file import PlanFile
 from zeropoint.checkpoint.plan.plan_document import plan_document
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.safetensors_file import parse_header
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.journal import Journal

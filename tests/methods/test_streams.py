@@ -14,12 +14,12 @@ from tests.oracles import synthetic_llama
 from typer.testing import CliRunner
 
 from zeropoint import plan_checkpoint, quantize_checkpoint
-from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.cli.app import app
@@ -43,7 +43,7 @@ def plan_of(source: Path, to: str, limits: Limits | None = None) -> CheckpointPl
 def test_every_file_has_the_same_bytes_for_any_tile_thread_and_stop(
     to: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 40_000)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 40_000)
     run(plan_of(source, to), tmp_path / "golden")
     golden = digests(tmp_path / "golden")
     for name, limits in {"threads": Limits(workers=3, tile_values=3000), "one": Limits(workers=1)}.items():
@@ -170,7 +170,7 @@ def test_a_method_that_means_nothing_is_a_slip_of_the_command_line(
 def test_a_layout_that_is_cut_along_inputs_takes_methods_too(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 40_000)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 40_000)
     found = []
     for name, limits in (("small", Limits(workers=2, tile_values=5000)), ("large", Limits(workers=1))):
         plan = make_plan(

@@ -17,7 +17,7 @@ from tests.peers import transformers
 from torch import nn
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.codecs.awq import CODEC as AWQ
 from zeropoint.codecs.gptq import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme

@@ -11,8 +11,8 @@ from tests.architectures.trial import problem_of, save
 from tests.architectures.zoo import ZOO
 from tests.checkpoint.written import ONE
 
-from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.registry import get_codec

@@ -97,7 +97,7 @@ def test_errors_count_by_the_importance_of_their_columns(source: Path, tmp_path:
     held = load_file(source / "model.safetensors")
     (choice,) = (c for c in result.chosen if c.layer.name == DOWN)
     w = held[f"{DOWN}.weight"]
-    scheme = result.choices.placement(choice.layer.weights[0], choice.candidate).layer.weight
+    scheme = result.choices.output(choice.layer.weights[0], choice.candidate).layer.weight
     off = (w.double() - zp.quantize(w, scheme).dequantize(torch.float64)).square()
     a = torch.from_numpy(values["blk.1.ffn_down.weight"]).double()
     expected = float((off * a).sum() / (w.double().square() * a).sum())
@@ -120,9 +120,9 @@ def test_calibration_weighs_errors_by_what_transformers_gives_layers(
         errors = []
         for weight in choice.layer.weights:
             w, mean = held[f"{weight.module}.weight"], squares[weight.module]
-            placement = result.choices.placement(weight, choice.candidate)
+            output = result.choices.output(weight, choice.candidate)
             data = LayerData(statistics=result.plan.statistics.get(weight.module, {}))
-            q = method_named(placement.method).quantize(w, placement.layer.weight, data).q
+            q = method_named(output.method).quantize(w, output.layer.weight, data).q
             off = (w.double() - q.dequantize(torch.float64)).square()
             errors.append(float((off * mean).sum() / (w.double().square() * mean).sum()))
         assert choice.relative**2 == pytest.approx(sum(errors) / len(errors), rel=1e-5)  # float32 sums differ

@@ -18,9 +18,9 @@ from tests.cli.checkpoints import write_llama
 from tests.oracles import synthetic_llama
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.measure.tensor_error import exact_sum
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
@@ -90,7 +90,7 @@ def test_errors_of_the_pass_are_those_of_weights_in_memory_bit_for_bit(source: P
         for weight in layer.weights:
             x = held[f"{weight.module}.weight"]
             for text in weight.numbers:
-                error = state.errors(weight.module)[found.candidates[text].key(found.placement(weight, text))]
+                error = state.errors(weight.module)[found.candidates[text].key(found.output(weight, text))]
                 own = row_errors(*in_memory(source, weight.module, text))
                 assert error.errors == exact_sum(own.errors[: len(x)].tolist())
                 assert error.squares == exact_sum(own.squares[: len(x)].tolist())
@@ -105,7 +105,7 @@ def test_a_search_writes_a_recipe_of_the_size_and_errors_that_it_said(source: Pa
     result = searched(source, "5bpw", "w4a16,mxfp8a16,w8a16,keep")
     assert result.bits <= 5
     assert f" bits for each of {result.choices.values:,} weights, budget " in repr(result)
-    assert result.plan.placements.weight_bytes == result.allocation.size - sum(
+    assert result.plan.outputs.weight_bytes == result.allocation.size - sum(
         c.nbytes for c in result.chosen if c.candidate == KEEP
     )
     written = run(result.plan, tmp_path / "out")

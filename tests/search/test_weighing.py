@@ -19,8 +19,8 @@ from tests.oracles import tiny_llama
 from tests.peers import transformers
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError, RecipeError, UnsupportedError

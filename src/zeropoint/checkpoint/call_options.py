@@ -16,14 +16,13 @@ from ..own_files import OwnFile
 from ..progress import Progress, bars
 from ..recipes import Recipe
 from ..shown import PAGE, with_page
-from .choose.recipe import RecipeText
-from .choose.requests import codec_for, require_blocks
-from .choose.selection import DequantizePolicy, Selection
 from .cluster.ray import RayExecutor
 from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.file import PlanFile
+from .plan.learned_data import of_lower_quality
 from .plan.limits import Limits
-from .plan.qualities import of_lower_quality
+from .plan.recipe import RecipeText, codec_for, require_blocks
+from .plan.selection import DequantizePolicy, Selection
 from .read.file_names import REPORT
 from .read.object_store import RemotePath
 from .read.source import Source
@@ -145,9 +144,12 @@ def selection_of(
     """Return the selection of tensors that options ask for."""
     policy = DequantizePolicy.FIRST if dequantize_first else DequantizePolicy.NONE
     return Selection(
-        include=patterns(include), ignore=patterns(ignore), strict=strict, fit=fit,
+        include=patterns(include),
+        ignore=patterns(ignore),
+        strict=strict,
+        fit=fit,
         dequantize=DequantizePolicy.EVERY if dequantize_kept else policy,
-    )  # fmt: skip
+    )
 
 
 def patterns(given: Patterns) -> tuple[str, ...]:

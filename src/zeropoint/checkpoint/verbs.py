@@ -6,11 +6,8 @@ import contextlib
 import functools
 from pathlib import Path
 
-import torch
-
-from ..errors import DtypeError, OptionError, RangeError, option, require_one, size_of
+from ..errors import DtypeError, OptionError, option, require_one, size_of
 from ..methods.rotate import ModelRotation
-from ..models.block_training import TrainingSteps
 from ..progress import bars
 from ..recipes import one_name
 from ..signatures import by_signature
@@ -27,36 +24,27 @@ from .call_options import (
     planned,
     selection_of,
 )
-from .choose.recipe import KEEP
-from .choose.requests import codec_for
-from .choose.selection import FLOATS, DequantizePolicy, Selection
-from .model.cache_scales import with_cache_scales
-from .model.distillation import Distillation, copying, distilled
-from .model.gathered_statistics import StatisticsResult, gathered, merged, require_ending
 from .model.saved_solving import PooledGrams, require_gram
-from .model.solved_weights import folder_for
 from .model.statistics_file import SavedStatistics
-from .model.tokens import Windows, requested_windows
 from .plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from .plan.file import write_plan
 from .plan.limits import Limits
+from .plan.recipe import KEEP, codec_for
 from .plan.rotation_plan import rotation_plan
+from .plan.selection import FLOATS, DequantizePolicy, Selection
 from .plan.verdicts import require_loadable
 from .read.source import open_source
 from .read.storage import Place
 from .run.executor import Executor
-from .run.loop import RunResult, require_free
+from .run.loop import RunResult
 from .verify.compare import Comparison, compare
 from .verify.outputs import check_outputs
 from .verify.verification import Verification, verify
 
 __all__ = [
-    "add_kv_scales",
     "compare_checkpoints",
     "convert_checkpoint",
     "dequantize_checkpoint",
-    "distill_checkpoint",
-    "gather_statistics",
     "plan_checkpoint",
     "rotate_checkpoint",
     "verify_checkpoint",
@@ -109,13 +97,16 @@ def plan_checkpoint(
     """
     require_one(to=to, recipe=recipe)
     plan = planned(
-        open_source(source), to, recipe=recipe, format=format,
+        open_source(source),
+        to,
+        recipe=recipe,
+        format=format,
         method=one_name(method, quality, has_data=True),
         selection=selection_of(
             include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
         ),
         limits=Limits.default(workers, max_memory),
-    )  # fmt: skip
+    )
     if out is not None:
         write_plan(plan, Path(out))
     return plan
@@ -169,9 +160,13 @@ def convert_checkpoint(
     )  # fmt: skip
     writing.require_target(out)
     plan = conversion_plan(
-        open_source(source), to, codec_for(format), requantize=allow_requantize, ignore=patterns(ignore),
+        open_source(source),
+        to,
+        codec_for(format),
+        requantize=allow_requantize,
+        ignore=patterns(ignore),
         limits=Limits.default(workers, max_memory),
-    )  # fmt: skip
+    )
     if plan.weights and not force:
         require_loadable(plan)
     return writing.write(plan, out, "converting")
@@ -259,9 +254,11 @@ def rotate_checkpoint(
     )
     writing.require_target(out)
     plan = rotation_plan(
-        open_source(source), ModelRotation(seed=seed, block=block), dtype=_float(dtype),
+        open_source(source),
+        ModelRotation(seed=seed, block=block),
+        dtype=_float(dtype),
         limits=Limits.default(workers, max_memory),
-    )  # fmt: skip
+    )
     return writing.write(plan, out, "rotating")
 
 
@@ -270,162 +267,6 @@ def _float(dtype: str | None) -> str | None:
     if dtype is not None and dtype not in FLOATS:
         raise DtypeError(f"dtype (={dtype!r}) must be one of {', '.join(FLOATS)}")
     return None if dtype is None else FLOATS[dtype]
-
-
-@by_signature
-def add_kv_scales(
-    source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
-    *, samples: int | None = None, length: int | None = None, workers: int | None = None,
-    max_memory: int | str | None = None, device: torch.device | str | None = None, overwrite: bool = False,
-    restart: bool = False, break_lock: bool = False, if_exists: str = RESUME, progress: Shown = False,
-) -> RunResult:  # fmt: skip
-    """Add scales for a float8 cache to a copied quantized checkpoint.
-
-    This is ``zeropoint kv-scales``. The model runs on data, a block in memory at a time. The scales of an
-    attention layer are the largest magnitudes of its keys, after rotary embeddings, and of its values, over
-    the largest float8_e4m3fn. All other tensors are copied byte for byte.
-
-    Args:
-        source: the directory of a quantized checkpoint whose layout has a place for such scales, or its URL.
-        out: the output directory or URL.
-        calibration: a file of text, token ids (windows, length) or (tokens,), a .safetensors file that holds
-            them, or ``"self"`` for tokens that the model generates.
-        samples, length: of windows of it, as for :func:`~zeropoint.quantize_checkpoint`.
-        workers, max_memory, device, progress: as for :func:`~zeropoint.quantize_checkpoint`.
-        overwrite, restart, break_lock, if_exists: likewise.
-
-    Returns:
-        A summary of the run; its notes say how large the scales are.
-
-    Raises:
-        UnsupportedError: when the layout has no place for scales, or the model is not run here.
-        CalibrationError: when there are too few data, or some layer gets no scale from them.
-        CheckpointError: when ``source`` is not quantized or has scales of a cache, ``out`` cannot be written
-            or ``max_memory`` is too little.
-    """
-    writing = Writing(
-        overwrite=overwrite,
-        restart=restart,
-        break_lock=break_lock,
-        if_exists=if_exists,
-        progress=progress,
-    )
-    writing.require_target(out)
-    limits = Limits.default(workers, max_memory, device)
-    data = Windows(given=calibration, samples=samples, length=length)
-    plan = with_cache_scales(open_source(source), data, limits=limits, progress=progress is True)
-    return writing.write(plan, out, "copying")
-
-
-@by_signature
-def distill_checkpoint(
-    source: Place | str, quantized: Place | str, out: Place | str,
-    calibration: torch.Tensor | Path | str,
-    *, steps: int = 40, learning_rate: float = 0.01, seed: int = 0, samples: int | None = None,
-    length: int | None = None, workers: int | None = None, max_memory: int | str | None = None,
-    device: torch.device | str | None = None, overwrite: bool = False, restart: bool = False,
-    break_lock: bool = False, if_exists: str = RESUME, spool: Path | str | None = None,
-    progress: Shown = False,
-) -> RunResult:  # fmt: skip
-    """Train the scales of a quantized checkpoint against the float model.
-
-    This is ``zeropoint distill``. Both models run on data, a block in memory at a time. Codes stay, and so do
-    names, dtypes and shapes of all tensors, and the configuration: engines load the result as they load
-    ``quantized``. Scales are trained as they are stored; of the scales of a block those with the least error
-    of its output on windows that are held out are kept, the ones of ``quantized`` among them.
-
-    Args:
-        source: the float checkpoint that was quantized: a directory, or the URL of one.
-        quantized: the result, in a layout with tensors of scales.
-        out: the output directory or URL.
-        calibration: what the models run on, as for :func:`~zeropoint.quantize_checkpoint`.
-        steps: for each block; two windows of data for each.
-        learning_rate: the size of the first step, as a share of each scale; it falls to zero.
-        seed: of the order of windows.
-        samples, length: of windows of ``calibration``, as for :func:`~zeropoint.quantize_checkpoint`.
-        workers, max_memory, device, progress: likewise.
-        overwrite, restart, break_lock, if_exists, spool: likewise.
-
-    Returns:
-        A summary of the run; its notes say how far blocks were off, and are.
-
-    Raises:
-        UnsupportedError: for a layout or schemes whose scales cannot be trained, and a model that is not run
-            here.
-        CheckpointError: when ``quantized`` is not quantized or of another model, ``out`` cannot be written,
-            or ``max_memory`` is too little for a block.
-        CalibrationError: when there are too few data.
-        RangeError: for steps, a rate or a seed that make no sense.
-    """
-    if steps < 1 or not 0 < learning_rate < 1 or not 0 <= seed < 1 << 63:
-        raise RangeError(
-            f"{option('steps', steps)} must be at least 1, {option('learning_rate', learning_rate)} between "
-            f"0 and 1, and {option('seed', seed)} not negative and below 2**63"
-        )
-    writing = Writing(
-        overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
-        spool=spool, progress=progress,
-    )  # fmt: skip
-    target = writing.require_target(out)
-    asked = Distillation(
-        source=open_source(source), quantized=open_source(quantized),
-        given=Windows(given=calibration, samples=samples, length=length), rate=learning_rate,
-        steps=TrainingSteps(count=steps, seed=seed),
-    )  # fmt: skip
-    plan = copying(asked, Limits.default(workers, max_memory, device))
-    require_free(plan, target, overwrite=overwrite, spool=None if spool is None else Path(spool))
-    with folder_for(target, spool, restart=restart) as folder:
-        plan = distilled(asked, plan, folder, progress=progress is True)
-        return writing.write(plan, out, "copying")
-
-
-@by_signature
-def gather_statistics(
-    source: Place | str, file: Path | str, calibration: torch.Tensor | Path | str | None = None,
-    *, samples: int | None = None, length: int | None = None, statistics: Paths = (), gram: bool = False,
-    workers: int | None = None, max_memory: int | str | None = None,
-    device: torch.device | str | None = None, overwrite: bool = False, progress: Shown = False,
-) -> StatisticsResult:  # fmt: skip
-    """Write input statistics of a checkpoint's layers, for quantizing its weights.
-
-    This is ``zeropoint statistics``. The float model runs once, a block in memory at a time. Of each input
-    there are the sums of squares and, on request, the Gram matrix; layers that read one input share them.
-
-    Args:
-        source: a checkpoint's directory, or the URL of one.
-        file: a new file: .safetensors, or with ``statistics`` an importance matrix of llama.cpp, .gguf or
-            .dat.
-        calibration: what the model runs on, as for :func:`~zeropoint.quantize_checkpoint`.
-        samples, length: of windows of it, likewise.
-        statistics: files of this function in its place, which are added in their order.
-        gram: whether to sum Gram matrices, which method gptq takes.
-        workers, max_memory, device, progress: as for :func:`~zeropoint.quantize_checkpoint`.
-        overwrite: replace a file of statistics that is there.
-
-    Returns:
-        The sites with their readers and counts.
-
-    Raises:
-        OptionError: unless one of ``calibration`` and ``statistics`` is given, and where the name of ``file``
-            says no kind of file.
-        CalibrationError: for bad data, and for files of another checkpoint or of the same data.
-        CheckpointError: for damaged files, when ``file`` exists or cannot be written, and for too little
-            ``max_memory``.
-        UnsupportedError: for a model that is not run here.
-    """
-    parts, path = paths(statistics), Path(file)
-    require_one(calibration=calibration, statistics=parts or None)
-    require_ending(path, of_files=bool(parts))
-    data = requested_windows(calibration, samples, length)
-    limits = Limits.default(workers, max_memory, device)
-    limits.require_model(runs=data is not None)
-    if data is None:
-        if gram:
-            raise OptionError(f"{option('gram', True)} is for a run of the model; leave it out")
-        return merged(open_source(source), parts, path, overwrite=overwrite)
-    return gathered(
-        open_source(source), data, path, limits, gram=gram, overwrite=overwrite, progress=progress is True
-    )
 
 
 @by_signature
@@ -469,16 +310,24 @@ def verify_checkpoint(
             of_outputs = functools.partial(check_outputs, grams=PooledGrams(saved))
         move = stack.enter_context(bars(progress)("verifying", size_of))
         return verify(
-            out, against, limits=limits, require_manifest=require_manifest, of_outputs=of_outputs,
+            out,
+            against,
+            limits=limits,
+            require_manifest=require_manifest,
+            of_outputs=of_outputs,
             on_progress=move,
-        )  # fmt: skip
+        )
 
 
 @by_signature
 def compare_checkpoints(
-    a: Place | str, b: Place | str,
-    *, workers: int | None = None, max_memory: int | str | None = None, progress: Shown = False,
-) -> Comparison:  # fmt: skip
+    a: Place | str,
+    b: Place | str,
+    *,
+    workers: int | None = None,
+    max_memory: int | str | None = None,
+    progress: Shown = False,
+) -> Comparison:
     """Compare the decoded values of two checkpoints in any layouts.
 
     This is ``zeropoint compare``; ``found.equality.of_bits`` says whether all values are equal.

@@ -11,8 +11,8 @@ from ..errors import FormatError, ZeropointError, near_misses, parse_size
 from . import lazy
 
 if TYPE_CHECKING:
-    from ..checkpoint.choose.recipe import RecipeText
     from ..checkpoint.plan.file import PlanFile
+    from ..checkpoint.plan.recipe import RecipeText
     from ..codecs.protocol import Codec
     from ..search.budgets import Budget
 

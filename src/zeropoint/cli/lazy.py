@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from rich.console import Console as Console
 
     from ..bench.speeds import kernel_speeds as kernel_speeds
-    from ..checkpoint.choose.recipe import RecipeText as RecipeText
-    from ..checkpoint.choose.requests import codec_for as codec_for
-    from ..checkpoint.choose.requests import require_blocks as require_blocks
-    from ..checkpoint.choose.selection import FLOATS as FLOATS
+    from ..checkpoint.model_verbs import add_kv_scales as add_kv_scales
+    from ..checkpoint.model_verbs import distill_checkpoint as distill_checkpoint
+    from ..checkpoint.model_verbs import gather_statistics as gather_statistics
     from ..checkpoint.plan.file import PlanFile as PlanFile
+    from ..checkpoint.plan.recipe import RecipeText as RecipeText
+    from ..checkpoint.plan.recipe import codec_for as codec_for
+    from ..checkpoint.plan.recipe import require_blocks as require_blocks
+    from ..checkpoint.plan.selection import FLOATS as FLOATS
     from ..checkpoint.read.storage import place as place
-    from ..checkpoint.verbs import add_kv_scales as add_kv_scales
     from ..checkpoint.verbs import compare_checkpoints as compare_checkpoints
     from ..checkpoint.verbs import convert_checkpoint as convert_checkpoint
     from ..checkpoint.verbs import dequantize_checkpoint as dequantize_checkpoint
-    from ..checkpoint.verbs import distill_checkpoint as distill_checkpoint
-    from ..checkpoint.verbs import gather_statistics as gather_statistics
     from ..checkpoint.verbs import plan_checkpoint as plan_checkpoint
     from ..checkpoint.verbs import rotate_checkpoint as rotate_checkpoint
     from ..checkpoint.verbs import verify_checkpoint as verify_checkpoint
@@ -72,25 +72,23 @@ if TYPE_CHECKING:
 
 _OWNERS = {
     "Console": "rich.console",
-    "RecipeText": "checkpoint.choose.recipe",
-    "FLOATS": "checkpoint.choose.selection",
+    "RecipeText": "checkpoint.plan.recipe",
+    "FLOATS": "checkpoint.plan.selection",
     "PlanFile": "checkpoint.plan.file",
     "place": "checkpoint.read.storage",
+    **dict.fromkeys(("add_kv_scales", "distill_checkpoint", "gather_statistics"), "checkpoint.model_verbs"),
     **dict.fromkeys(
         (
-            "add_kv_scales",
             "compare_checkpoints",
             "convert_checkpoint",
             "dequantize_checkpoint",
-            "distill_checkpoint",
-            "gather_statistics",
             "plan_checkpoint",
             "rotate_checkpoint",
             "verify_checkpoint",
         ),
         "checkpoint.verbs",
     ),
-    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.choose.requests"),
+    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.plan.recipe"),
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
     "evaluate_checkpoint": "eval",
     **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),

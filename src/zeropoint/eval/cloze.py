@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from ..checkpoint.model.data_files import read_text
+from ..checkpoint.model.tokens import read_text
 from ..checkpoint.read.storage import shown
 from ..errors import CalibrationError
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ..architectures import classes_of
-from ..checkpoint.model.data_files import TEXT_OF_IDS
 from ..checkpoint.model.forward_pass import ForwardPass, forward_pass, opened
 from ..checkpoint.model.running_model import Batches
+from ..checkpoint.model.tokens import TEXT_OF_IDS
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place, shown

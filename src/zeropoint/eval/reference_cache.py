@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.model.loading import Files, read_tensor
+from ..checkpoint.model.loading import read_tensor
 from ..checkpoint.model.running_model import Batches
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
-from ..checkpoint.read.storage import open_file, shown
+from ..checkpoint.read.storage import OpenFiles, open_file, shown
 from ..checkpoint.read.tensor_entries import TensorEntry
 from ..codecs.containers.safetensors import header_bytes
 from ..codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
@@ -195,7 +195,7 @@ class ReferenceCache:
 
     def _tensor(self, header: Header, entry: TensorEntry) -> torch.Tensor:
         """Return a tensor whose bytes have the digest that the file says."""
-        with Files() as files:
+        with OpenFiles() as files:
             found = read_tensor(entry, files)
         digest = hashlib.sha256(_bytes(found)).hexdigest()
         if _object(header.metadata.get(_DIGESTS, "{}")).get(entry.name) != digest:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoint.model.data_files import TEXT_BYTES, TEXT_OF_IDS, read_ids, read_text
-from ..checkpoint.model.tokens import CheckpointTokenizer
+from ..checkpoint.model.tokens import TEXT_BYTES, TEXT_OF_IDS, CheckpointTokenizer, read_ids, read_text
 from ..checkpoint.read.source import Source
 from ..checkpoint.read.storage import shown
 from ..errors import CalibrationError, option

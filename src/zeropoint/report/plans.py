@@ -8,10 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-from ..checkpoint.plan.output_shards import OutputShard, SharedScale
-from ..checkpoint.plan.placement import Placed, Placement
-from ..checkpoint.plan.tensor_parallel import WAYS, Indivisible, indivisible
-from ..checkpoint.plan.verdicts import Verdict, verdicts
+from ..checkpoint.plan.output_files import OutputShard, SharedScale
+from ..checkpoint.plan.output_tensors import Output, OutputTensor
+from ..checkpoint.plan.verdicts import WAYS, Indivisible, Verdict, indivisible, verdicts
 from ..checkpoint.run.advice import misfit_warnings
 from ..errors import size_of
 from .table_layout import Plain, plain
@@ -53,30 +52,30 @@ def output_table(plan: CheckpointPlan, *, everything: bool = False) -> Plain:
     With ``everything``, a line for each of these tensors, with its shard.
     """
     if everything:
-        return _tensor_table(plan.placements.of_weights)
+        return _tensor_table(plan.outputs.of_weights)
     table = plain("outputs", "n", "parts", "shape", "size", numbers=(1, 4))
     for label, group in folded(plan.weights, lambda w: w.module, _kind, everything):
-        size = size_of(sum(placed.nbytes for weight in group for placed in weight.outputs))
+        size = size_of(sum(tensor.nbytes for weight in group for tensor in weight.tensors))
         table.add_row(label, times(group), _parts(group[0]), shape(group[0].shape), size)
     return table
 
 
-def _tensor_table(tensors: Sequence[Placed]) -> Plain:
+def _tensor_table(tensors: Sequence[OutputTensor]) -> Plain:
     table = plain("outputs", "dtype", "shape", "size", "shard", numbers=(3,))
-    for placed in tensors:
-        cells = (name(placed.name), placed.spec.dtype, shape(placed.spec.shape))
-        table.add_row(*cells, size_of(placed.nbytes), name(placed.shard))
+    for tensor in tensors:
+        cells = (name(tensor.name), tensor.spec.dtype, shape(tensor.spec.shape))
+        table.add_row(*cells, size_of(tensor.nbytes), name(tensor.shard))
     return table
 
 
-def _kind(weight: Placement) -> tuple[tuple[int, int], str]:
+def _kind(weight: Output) -> tuple[tuple[int, int], str]:
     return weight.shape, _parts(weight)
 
 
-def _parts(weight: Placement) -> str:
+def _parts(weight: Output) -> str:
     """Return a weight's tensors by name suffix and dtype."""
-    suffixes = (placed.name.rpartition(".")[2].removeprefix("weight_") for placed in weight.outputs)
-    dtypes = (placed.spec.dtype for placed in weight.outputs)
+    suffixes = (tensor.name.rpartition(".")[2].removeprefix("weight_") for tensor in weight.tensors)
+    dtypes = (tensor.spec.dtype for tensor in weight.tensors)
     return ", ".join(f"{suffix} {dtype}" for suffix, dtype in zip(suffixes, dtypes, strict=True))
 
 

@@ -29,7 +29,7 @@ def with_page(result: RunResult) -> RunResult:
     Args:
         result: of a run that ended well.
     """
-    tensors = len(result.plan.placements.by_name)
+    tensors = len(result.plan.outputs.by_name)
     if tensors > _MOST:
         return _without(result, f"it has {count(tensors, 'tensor')}; zeropoint report OUT makes one")
     remote = isinstance(result.path, RemotePath)

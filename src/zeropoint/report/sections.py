@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..checkpoint.run.expert_tokens import ExpertTokens, tokens_by_layer
+from ..checkpoint.run.advice import ExpertTokens, tokens_by_layer
 from ..checkpoint.verify.overview import LayerFacts, Overview
 from ..errors import count, size_of
 from .charts import Area, depth_chart, histogram, treemap

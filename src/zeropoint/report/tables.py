@@ -14,16 +14,14 @@ from typing import TypeVar
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..checkpoint.choose.decisions import TensorDecision
-from ..checkpoint.choose.selection import Why
 from ..checkpoint.measure.equality import Equality
 from ..checkpoint.measure.tensor_error import TensorError, worst
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-from ..checkpoint.plan.qualities import offered_quality
+from ..checkpoint.plan.decisions import TensorDecision
+from ..checkpoint.plan.learned_data import offered_quality
+from ..checkpoint.plan.selection import Why
 from ..checkpoint.plan.verdicts import verdicts
-from ..checkpoint.run.advice import error_warnings, misfit_warnings
-from ..checkpoint.run.expert_tokens import expert_tokens
-from ..checkpoint.run.keeping import keeping_cost
+from ..checkpoint.run.advice import error_warnings, expert_tokens, keeping_cost, misfit_warnings
 from ..checkpoint.run.loop import Outcome, RunResult
 from ..checkpoint.verify.compare import Compared, Comparison
 from ..checkpoint.verify.inspection import Inspection

@@ -23,7 +23,7 @@ from ..checkpoint.model.tokens import Given
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import static_inputs
 from ..checkpoint.plan.limits import Limits
-from ..checkpoint.plan.placement import Placement
+from ..checkpoint.plan.output_tensors import Output
 from ..errors import count, printable
 from ..stats import MeanSquare, Statistics
 from .measuring import Importance, Weights
@@ -137,14 +137,14 @@ def of_calibration(given: Given, limits: Limits, *, progress: bool = False) -> T
     return take
 
 
-def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Placement]]:
+def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Output]]:
     """Yield all searched weights, with their first candidate's plan."""
     for layer in found.layers:
         for weight in layer.weights:
             text = next(iter(weight.numbers))
             plan = found.candidates[text].plan
             assert plan is not None
-            yield plan, found.placement(weight, text)
+            yield plan, found.output(weight, text)
 
 
 def with_ranges(plan: CheckpointPlan, given: Given | None, *, progress: bool = False) -> CheckpointPlan:

@@ -7,10 +7,9 @@ gives the same. Where a scale is one for the whole tensor, its extremes are foun
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +22,8 @@ from ..checkpoint.measure.workers import Task, done_tasks
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import layer_data
 from ..checkpoint.plan.limits import Limits
-from ..checkpoint.plan.placement import Placement
-from ..checkpoint.read.storage import OpenFile, Place, open_file
+from ..checkpoint.plan.output_tensors import Output
+from ..checkpoint.read.storage import OpenFiles
 from ..codecs.block_extents import blocks
 from ..errors import NonFiniteError, ZeropointError, option, printable
 from ..methods import LayerData, Scope, method_named
@@ -43,10 +42,10 @@ _BATCH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A measurement of a weight: key, placement, plan and statistics."""
+    """A measurement of a weight: key, output, plan and statistics."""
 
     key: str
-    to: Placement
+    to: Output
     plan: CheckpointPlan
 
 
@@ -105,7 +104,7 @@ def _missing(found: Choices, state: SearchState, weight: SearchedWeight, mark: s
     for text in weight.numbers:
         candidate = found.candidates[text]
         assert candidate.plan is not None
-        to = found.placement(weight, text)
+        to = found.output(weight, text)
         key = candidate.key(to, mark)
         if key not in known:
             ways.append(Measured(key=key, to=to, plan=candidate.plan))
@@ -115,7 +114,7 @@ def _missing(found: Choices, state: SearchState, weight: SearchedWeight, mark: s
 class _Reading(Task):
     """Read a weight, some rows at a time."""
 
-    def __init__(self, to: Placement, limits: Limits, *, value_bytes: int, alignment: int) -> None:
+    def __init__(self, to: Output, limits: Limits, *, value_bytes: int, alignment: int) -> None:
         super().__init__(to.module, to.shape[0] * to.shape[1] * to.dtype.itemsize)
         self.of = to
         columns = to.shape[1]
@@ -125,18 +124,17 @@ class _Reading(Task):
 
     def tiles(self, buffer: bytearray) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the first row of each tile, and the tile in ``buffer``."""
-        with _files(self.of) as files:
+        with OpenFiles() as files:
             for start in range(0, self.of.shape[0], self._rows):
                 count = min(self._rows, self.of.shape[0] - start)
-                first = self.of.first + start * self.of.step
-                yield start, self.of.origin.read(files, first, count, buffer, step=self.of.step)
+                yield start, self.of.reader.read(files, start, count, buffer)
 
 
 class _Scan(_Reading):
     """Find the extremes of a weight."""
 
-    def __init__(self, to: Placement, limits: Limits) -> None:
-        super().__init__(to, limits, value_bytes=2 * to.value_bytes, alignment=to.origin.alignment)
+    def __init__(self, to: Output, limits: Limits) -> None:
+        super().__init__(to, limits, value_bytes=2 * to.value_bytes, alignment=to.reader.alignment)
         self.found = (math.nan, math.nan)
 
     def run(self, scratch: Scratch) -> None:
@@ -151,7 +149,7 @@ class _Measure(_Reading):
         self, module: str, ways: Sequence[Measured], extremes: _Extremes, limits: Limits,
         importance: Weights | None,
     ) -> None:  # fmt: skip
-        alignments = [ways[0].to.origin.alignment, *(_alignment(way.to) for way in ways)]
+        alignments = [ways[0].to.reader.alignment, *(_alignment(way.to) for way in ways)]
         # Each candidate's codes and temporaries are gone before the next; the errors in float64 are not.
         value_bytes = max(way.to.value_bytes for way in ways) + 16
         super().__init__(ways[0].to, limits, value_bytes=value_bytes, alignment=math.lcm(*alignments))
@@ -168,7 +166,7 @@ class _Measure(_Reading):
                 parts[way.key].append(self._tile(x, start, way.to, data[way.key]))
         self.errors = {key: TensorError.merge(found) for key, found in parts.items()}
 
-    def _tile(self, x: torch.Tensor, start: int, to: Placement, data: LayerData) -> TensorError:
+    def _tile(self, x: torch.Tensor, start: int, to: Output, data: LayerData) -> TensorError:
         try:
             q = method_named(to.method).quantize(x, to.layer.weight, data).q
         except ZeropointError as error:
@@ -197,7 +195,7 @@ def weighted(error: TensorError, x: torch.Tensor, q: QuantizedTensor, importance
     )  # fmt: skip
 
 
-def _alignment(to: Placement) -> int:
+def _alignment(to: Output) -> int:
     """Return the row multiple of parts that are quantized alone."""
     scope = method_named(to.method).scope(to.layer.weight)
     rows = blocks(to.layer.weight)[0]
@@ -206,7 +204,7 @@ def _alignment(to: Placement) -> int:
 
 def decoded(found: Choices, weight: SearchedWeight, text: str, limits: Limits) -> torch.Tensor:
     """Return a weight decoded from a candidate, (rows, columns) float32, in memory."""
-    to, plan = found.placement(weight, text), found.candidates[text].plan
+    to, plan = found.output(weight, text), found.candidates[text].plan
     assert plan is not None
     way = Measured(key="", to=to, plan=plan)
     extremes = _Extremes.of([way], found)
@@ -229,7 +227,7 @@ class _Extremes:
     sets: members by plan and name. weights: what is scanned.
     """
 
-    def __init__(self, sets: Mapping[tuple[int, str], Sequence[Placement]]) -> None:
+    def __init__(self, sets: Mapping[tuple[int, str], Sequence[Output]]) -> None:
         self._sets = {at: [member.module for member in members] for at, members in sets.items()}
         self.weights = list({m.module: m for members in sets.values() for m in members}.values())
         self._found: dict[str, tuple[float, float]] = {}
@@ -238,10 +236,10 @@ class _Extremes:
     def of(todo: Iterable[Measured], found: Choices) -> _Extremes:
         """Return the extremes that ``todo`` needs, of whole sets."""
         needed = {_set(way.plan, way.to) for way in todo if needs_extremes(way.to.layer.weight)}
-        sets: dict[tuple[int, str], list[Placement]] = {}
+        sets: dict[tuple[int, str], list[Output]] = {}
         for weight in (weight for layer in found.layers for weight in layer.weights) if needed else ():
             for text in weight.numbers:
-                to, plan = found.placement(weight, text), found.candidates[text].plan
+                to, plan = found.output(weight, text), found.candidates[text].plan
                 if plan is not None and (at := _set(plan, to)) in needed:
                     sets.setdefault(at, []).append(to)
         return _Extremes(sets)
@@ -257,15 +255,5 @@ class _Extremes:
         return widest(self._found[module] for module in self._sets[_set(way.plan, way.to)])
 
 
-def _set(plan: CheckpointPlan, to: Placement) -> tuple[int, str]:
+def _set(plan: CheckpointPlan, to: Output) -> tuple[int, str]:
     return id(plan), to.share or to.module
-
-
-@contextlib.contextmanager
-def _files(to: Placement) -> Iterator[Mapping[Place, OpenFile]]:
-    with ExitStack() as stack:
-        files = {}
-        for place in to.origin.files:
-            files[place] = open_file(place)
-            stack.callback(files[place].close)
-        yield files

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..architectures import fused_set, is_expert
-from ..checkpoint.choose.recipe import RecipeText
-from ..checkpoint.choose.requests import require_blocks
-from ..checkpoint.choose.selection import Selection, module_of
-from ..checkpoint.choose.tied import tied_copies
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..checkpoint.plan.limits import Limits
-from ..checkpoint.plan.placement import Placement
+from ..checkpoint.plan.output_tensors import Output
+from ..checkpoint.plan.recipe import RecipeText, require_blocks
+from ..checkpoint.plan.selection import Selection, module_of
+from ..checkpoint.plan.tied import tied_copies
 from ..checkpoint.read.source import Source
 from ..codecs.engines import MERGING
 from ..codecs.protocol import Codec
@@ -42,7 +41,7 @@ class Candidate:
     plan: CheckpointPlan | None
     method: str | None = None
 
-    def key(self, weight: Placement, extra: str = "") -> str:
+    def key(self, weight: Output, extra: str = "") -> str:
         """Return the key of a weight's errors; ``extra``: further inputs."""
         parts = (weight.layer.codec.name, str(weight.layer.weight), weight.method, extra)
         return " ".join(filter(None, parts))
@@ -122,8 +121,8 @@ class Choices:
             if candidate.plan is not None
         )
 
-    def placement(self, weight: SearchedWeight, candidate: str) -> Placement:
-        """Return a weight's placement under a candidate."""
+    def output(self, weight: SearchedWeight, candidate: str) -> Output:
+        """Return a weight's output under a candidate."""
         plan = self.candidates[candidate].plan
         assert plan is not None, candidate
         return plan.weights[weight.numbers[candidate]]
@@ -186,7 +185,7 @@ def _weights(candidates: Mapping[str, Candidate]) -> dict[str, SearchedWeight]:
             values, tensor = weight.shape[0] * weight.shape[1], module_of(weight.source.name)
             own = found.setdefault(weight.module, (tensor, values, values * weight.dtype.itemsize, {}, {}))
             own[3][candidate.text] = number
-            own[4][candidate.text] = sum(placed.nbytes for placed in weight.outputs)
+            own[4][candidate.text] = sum(tensor.nbytes for tensor in weight.tensors)
     return {
         module: SearchedWeight(
             module=module, tensor=tensor, values=values, kept=kept, numbers=numbers, nbytes=nbytes
@@ -217,8 +216,8 @@ def _together(
         text = next(iter(weight.numbers))
         plan = candidates[text].plan
         assert plan is not None
-        placement = plan.weights[weight.numbers[text]]
-        keys = list(_keys(weight.module, placement, ties, merges=merges))
+        output = plan.weights[weight.numbers[text]]
+        keys = list(_keys(weight.module, output, ties, merges=merges))
         lists = list(dict.fromkeys(owner[key] for key in keys if key in owner))
         first = lists[0] if lists else weight.module
         members = joined.setdefault(first, [])
@@ -230,7 +229,7 @@ def _together(
     return iter(joined.values())
 
 
-def _keys(module: str, weight: Placement, ties: Mapping[str, str], *, merges: bool) -> Iterable[str]:
+def _keys(module: str, weight: Output, ties: Mapping[str, str], *, merges: bool) -> Iterable[str]:
     """Yield the keys of a weight that joint decisions share."""
     yield f"tensor {weight.source.name}"
     fused = fused_set(module)

@@ -10,11 +10,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.choose.recipe import RecipeText
-from ..checkpoint.choose.selection import Selection
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..checkpoint.plan.learned_data import require_statistics_of_methods
 from ..checkpoint.plan.limits import Limits
+from ..checkpoint.plan.recipe import RecipeText
+from ..checkpoint.plan.selection import Selection
 from ..checkpoint.read.source import Source
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RangeError, UnsupportedError, ZeropointError, count, option, size_of
@@ -329,7 +329,7 @@ def _mean_error(found: Choices, state: SearchState, layer: SearchedLayer, text: 
         return 0.0
     errors = []
     for weight in layer.weights:
-        key = found.candidates[text].key(found.placement(weight, text), mark)
+        key = found.candidates[text].key(found.output(weight, text), mark)
         errors.append(state.errors(weight.module)[key].relative ** 2)
     return math.fsum(errors) / len(errors)
 

@@ -23,14 +23,12 @@ from ..checkpoint.call_options import (
     planned,
     selection_of,
 )
-from ..checkpoint.choose.requests import codec_for
-from ..checkpoint.choose.selection import Selection
 from ..checkpoint.model.calibration import calibrated
+from ..checkpoint.model.forward_pass import compared
 from ..checkpoint.model.graph_export import graph_of
 from ..checkpoint.model.importance import with_importance
 from ..checkpoint.model.running_model import tokens_digest_of
 from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
-from ..checkpoint.model.short_run import compared
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
 from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Windows, requested_windows
@@ -38,6 +36,8 @@ from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.identity import request_digest
 from ..checkpoint.plan.limits import Limits
+from ..checkpoint.plan.recipe import codec_for
+from ..checkpoint.plan.selection import Selection
 from ..checkpoint.plan.verdicts import require_loadable
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place

@@ -28,11 +28,10 @@ from pathlib import Path
 import torch
 
 from ..architectures import text_config
-from ..checkpoint.choose.selection import module_of
-from ..checkpoint.choose.tied import tied_heads
-from ..checkpoint.model.data_files import TEXT_OF_IDS
-from ..checkpoint.model.tokens import random_tokens
+from ..checkpoint.model.tokens import TEXT_OF_IDS, random_tokens
 from ..checkpoint.plan.limits import Limits
+from ..checkpoint.plan.selection import module_of
+from ..checkpoint.plan.tied import tied_heads
 from ..checkpoint.read.source import Source
 from ..errors import CalibrationError, RecipeError, UnsupportedError, count, option, printable
 from ..eval.divergence_meter import DivergenceMeter, divergence_meter

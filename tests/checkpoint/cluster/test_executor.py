@@ -15,11 +15,11 @@ from tests.checkpoint.written import digests
 from tests.faults.tiny import SCHEME
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.cluster import ray as ray_engine
 from zeropoint.checkpoint.cluster.ray import RayExecutor
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.recipe import KEEP
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.file_names import JOURNAL
 from zeropoint.checkpoint.read.object_store import RemotePath, filesystem
 from zeropoint.checkpoint.read.source import open_source

@@ -16,8 +16,6 @@ from tests.peers import transformers
 from typer.testing import CliRunner
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.model import own_tokens
 from zeropoint.checkpoint.model import running_model as door
 from zeropoint.checkpoint.model.calibration import calibrated
@@ -25,6 +23,8 @@ from zeropoint.checkpoint.model.tokens import Windows
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.cli.app import app

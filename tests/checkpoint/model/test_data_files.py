@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from zeropoint.checkpoint.model.data_files import TEXT_BYTES, read_ids, read_text
+from zeropoint.checkpoint.model.tokens import TEXT_BYTES, read_ids, read_text
 from zeropoint.errors import CalibrationError
 from zeropoint.eval.cloze import cloze_items
 

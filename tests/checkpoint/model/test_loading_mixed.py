@@ -13,8 +13,8 @@ from tests.checkpoint.written import ONE, tensors_of
 from tests.oracles import synthetic_llama
 from tests.peers import transformers
 
-from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run

@@ -12,7 +12,7 @@ from tests.oracles import tiny_models
 from tests.peers import transformers
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.qualities import offered_quality
+from zeropoint.checkpoint.plan.learned_data import offered_quality
 from zeropoint.recipes import Quality
 from zeropoint.recipes.quality import LADDER
 

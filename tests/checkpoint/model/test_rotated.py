@@ -18,9 +18,9 @@ from tests.checkpoint.written import ONE, digests, tensors_of
 from tests.peers import transformers as tf
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.plan.rotated import ROTATED
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run

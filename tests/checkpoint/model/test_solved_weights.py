@@ -21,7 +21,7 @@ from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.model import solved_weights as door
-from zeropoint.checkpoint.model.short_run import compared
+from zeropoint.checkpoint.model.forward_pass import compared
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.models import block_rounding
 from zeropoint.recipes import Assignment, Recipe, Rule

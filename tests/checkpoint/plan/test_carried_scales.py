@@ -18,7 +18,7 @@ import zeropoint as zp
 from zeropoint.checkpoint.plan.additions import with_added
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
-from zeropoint.checkpoint.plan.origin import NewTensor
+from zeropoint.checkpoint.plan.row_reader import NewTensor
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import RunResult, run
 from zeropoint.codecs.registry import get_codec

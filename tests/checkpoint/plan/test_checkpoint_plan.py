@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import CONFIG, LINEAR, ONE, quantize, save, weight
 from tests.oracles import synthetic_llama
 
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
-from zeropoint.checkpoint.plan.cuts import tile_shape
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.output_tensors import tile_shape
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.plan.verdicts import require_loadable
 from zeropoint.checkpoint.read.config_text import WEIGHTS_ONLY_CONFIG, insert_config
 from zeropoint.checkpoint.read.source import open_source

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from tests.checkpoint.written import LINEAR, save, weight
 
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.plan.cuts import tile_bytes, tile_shape, tiles, unit_lines
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
-from zeropoint.checkpoint.plan.placement import Placement
+from zeropoint.checkpoint.plan.output_tensors import Output, tile_bytes, tile_shape, tiles, unit_lines
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError
@@ -19,9 +18,7 @@ from zeropoint.errors import CheckpointError
 MIB = 1 << 20
 
 
-def placed(
-    folder: Path, layout: str, to: str, limits: Limits, shape: tuple[int, int] = (512, 256)
-) -> Placement:
+def tensor(folder: Path, layout: str, to: str, limits: Limits, shape: tuple[int, int] = (512, 256)) -> Output:
     source = open_source(save(folder, {LINEAR: weight(*shape)}))
     return make_plan(source, to, limits=limits, codec=get_codec(layout)).weights[0]
 
@@ -30,7 +27,7 @@ def placed(
 def test_tiles_of_columns_hold_rows_that_fill_whole_words(to: str, fields: int, tmp_path: Path) -> None:
     for values in (1, 5000, 40_000, 1 << 22):
         limits = Limits(workers=1, tile_values=values)
-        item = placed(tmp_path / str(values), "gptq", to, limits)
+        item = tensor(tmp_path / str(values), "gptq", to, limits)
         rows, columns = tile_shape(item, limits)
         assert columns == 256
         assert rows % fields == 0
@@ -38,10 +35,10 @@ def test_tiles_of_columns_hold_rows_that_fill_whole_words(to: str, fields: int, 
 
 
 def test_tiles_cover_each_number_of_a_unit_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 512 * 48)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 512 * 48)
     limits = Limits(workers=1, tile_values=5000)
     for layout in ("gptq", "compressed-tensors"):
-        item = placed(tmp_path / layout, layout, "int4:g32", limits)
+        item = tensor(tmp_path / layout, layout, "int4:g32", limits)
         step, seen = unit_lines(item), set[tuple[int, int]]()
         for start in range(0, item.extent, step):
             for tile in tiles(item, limits, start, min(step, item.extent - start)):
@@ -54,9 +51,9 @@ def test_tiles_cover_each_number_of_a_unit_once(tmp_path: Path, monkeypatch: pyt
 
 def test_what_tiles_of_columns_leave_counts_as_memory(tmp_path: Path) -> None:
     limits = Limits(workers=1, tile_values=1 << 13)
-    item = placed(tmp_path, "gptq", "int4:g128", limits, (1024, 2048))
+    item = tensor(tmp_path, "gptq", "int4:g128", limits, (1024, 2048))
     rows, columns = tile_shape(item, limits)
-    kept = sum(output.nbytes for output in item.outputs)
+    kept = sum(output.nbytes for output in item.tensors)
     assert tile_bytes(item, limits) == rows * columns * item.value_bytes + kept
     least = BASE_MEMORY + kept + 8 * columns * item.value_bytes
     assert tile_shape(item, Limits(workers=1, max_memory=least, tile_values=1)) == (8, columns)

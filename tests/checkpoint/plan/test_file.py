@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import LINEAR, ONE, digests, save, weight
 from tests.oracles import synthetic_llama
 
-from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.plan.plan_document import plan_document
+from zeropoint.checkpoint.plan.recipe import RecipeText
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.registry import DEFAULT

@@ -11,7 +11,7 @@ from tests.tensors import encoded
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
-from zeropoint.checkpoint.plan.tensor_parallel import WAYS, indivisible, problem
+from zeropoint.checkpoint.plan.verdicts import WAYS, indivisible, problem
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.compressed_tensors import layer_scheme
 from zeropoint.codecs.compressed_tensors.layout import (

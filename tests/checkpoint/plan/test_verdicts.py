@@ -12,8 +12,8 @@ from tests.checkpoint.written import CONFIG, LINEAR, ONE, save, weight
 from tests.oracles import synthetic_llama
 from tests.tables import each
 
-from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.plan.verdicts import Verdict, refusal, verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run

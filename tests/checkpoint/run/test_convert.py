@@ -12,11 +12,11 @@ from tests.checkpoint.written import CONFIG, ONE, digests, save, tensors_of, wei
 from tests.oracles import tiny_models
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
-from zeropoint.checkpoint.plan.cuts import tile_shape
 from zeropoint.checkpoint.plan.file import PlanFile, write_plan
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.output_tensors import tile_shape
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run import units
 from zeropoint.checkpoint.run.loop import run
@@ -208,7 +208,7 @@ def test_neither_threads_nor_memory_change_a_byte(
 ) -> None:  # fmt: skip
     source = quantized(floats, tmp_path / "source", to, layout)
     run(plan_of(source, other, scheme), tmp_path / "a")
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 1024)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 1024)
     monkeypatch.setattr(units, "UNIT_BYTES", 512)
     small = plan_of(source, other, scheme, limits=Limits(workers=3, tile_values=256))
     assert any(tile_shape(weight, small.limits)[0] < weight.shape[0] for weight in small.weights)
@@ -238,7 +238,7 @@ def test_what_is_quantized_anew_does_not_depend_on_tiles(
 ) -> None:  # fmt: skip
     source = quantized(floats, tmp_path / "source", to, layout)
     run(plan_of(source, other, scheme, requantize=True), tmp_path / "a")
-    monkeypatch.setattr(cuts, "UNIT_VALUES", 1024)
+    monkeypatch.setattr(output_tensors, "UNIT_VALUES", 1024)
     run(
         plan_of(source, other, scheme, requantize=True, limits=Limits(workers=3, tile_values=256)),
         tmp_path / "b",

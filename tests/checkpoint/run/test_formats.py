@@ -73,7 +73,7 @@ def test_a_plan_in_a_file_has_its_format(tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.json")
     again = PlanFile.read(tmp_path / "plan.json").remake(open_source(source))
     assert again.codec == CODECS["gptq"]
-    assert again.placements == plan.placements
+    assert again.outputs == plan.outputs
 
 
 def test_rough_weights_get_a_finer_preset_of_their_own_format(tmp_path: Path) -> None:

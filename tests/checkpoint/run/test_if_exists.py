@@ -15,7 +15,7 @@ from tests.oracles import tiny_models
 
 import zeropoint as zp
 from zeropoint.checkpoint.model import saved_solving, solved_weights
-from zeropoint.checkpoint.run import existing
+from zeropoint.checkpoint.run import resume
 
 pytestmark = pytest.mark.rotating
 
@@ -30,7 +30,7 @@ def test_nothing_is_read_of_an_output_that_is_finished(
 ) -> None:
     zp.quantize_checkpoint(model, tmp_path / "out", "w4a16")
     before = digests(tmp_path / "out")
-    monkeypatch.setattr(existing, "local", None)
+    monkeypatch.setattr(resume, "local", None)
     result = zp.quantize_checkpoint(model, tmp_path / "out", "w4a16", if_exists="skip")
     assert result.notes[-1].endswith("was finished by an earlier run, by its manifest; nothing was read")
     assert (len(result.outcomes), result.resumed, digests(tmp_path / "out")) == (0, result.units, before)

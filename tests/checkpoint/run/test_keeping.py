@@ -10,11 +10,11 @@ import torch
 from tests.checkpoint.written import save
 from tests.cli.checkpoints import write_hard_llama
 
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.measure.tensor_error import worst
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.source import open_source
-from zeropoint.checkpoint.run.keeping import keeping_cost
+from zeropoint.checkpoint.run.advice import keeping_cost
 from zeropoint.checkpoint.run.loop import RunResult, run
 
 ATTENTION = "model.layers.1.self_attn"

@@ -21,7 +21,7 @@ PEAK = 700 * MIB
 CHILD = """
 import re, resource, sys
 from pathlib import Path
-from zeropoint.checkpoint.plan import cuts
+from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.run import work
 from zeropoint.cli.main import main
 
@@ -32,7 +32,7 @@ warm, source, out, to, room, planted, layout = sys.argv[1:]
 more = ["--to", to, "--workers", "2", "--json", "--format", layout]
 assert main(["quantize", warm, out + "-warm", *more]) == 0
 if planted == "whole":
-    work.tile_shape = cuts.tile_shape = lambda weight, limits: (1 << 40, weight.shape[1])
+    work.tile_shape = output_tensors.tile_shape = lambda weight, limits: (1 << 40, weight.shape[1])
 before = status("VmSize")
 resource.setrlimit(resource.RLIMIT_AS, (before + int(room), before + int(room)))
 code = main(["quantize", source, out, "--max-memory", "512M", *more])

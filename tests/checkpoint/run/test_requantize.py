@@ -16,11 +16,11 @@ from tests.oracles import synthetic_llama
 from tests.peers import Peer
 from tests.tensors import same_bytes
 
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Job, Results, local
 from zeropoint.checkpoint.run.loop import RunResult, run

@@ -16,9 +16,9 @@ from tests.peers import transformers as tf
 from tests.tensors import same_bytes
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.residual_stream import FAMILIES
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
+from zeropoint.checkpoint.plan.residual_stream import FAMILIES
 from zeropoint.checkpoint.plan.rotation_plan import rotation_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run

@@ -53,8 +53,8 @@ def test_units_cover_every_byte_behind_the_headers_once(to: str, tmp_path: Path)
 def test_the_last_unit_writes_what_rows_give_that_fill_no_word(tmp_path: Path) -> None:
     """Of 40 zero points of 4 bits, a column in words of 32 bits, the last 8 fill one word alone."""
     plan = plan_of(save(tmp_path / "in", {LINEAR: weight(40, 64)}), "int4:g32:asym")
-    (unit,) = (unit for unit in units(plan) if unit.placement.to is not None)
-    sizes = {placed.name: placed.nbytes for placed in unit.placement.outputs}
+    (unit,) = (unit for unit in units(plan) if unit.output.to is not None)
+    sizes = {tensor.name: tensor.nbytes for tensor in unit.output.tensors}
     assert {span.tensor: span.size for span in unit.spans} == sizes
     assert sizes[f"{LINEAR.removesuffix('.weight')}.weight_zero_point"] == 5 * 2 * 4
 
@@ -80,14 +80,14 @@ def test_units_name_the_files_whose_states_are_kept(tmp_path: Path) -> None:
     (source / "original").mkdir()
     (source / "original" / "params.json").write_text("{}")
     plan = plan_of(source)
-    named = {name for unit in units(plan) for name in unit.placement.stamps}
+    named = {name for unit in units(plan) for name in unit.output.stamps}
     assert named == stamps(plan).keys() >= {"original/params.json"}
 
 
 def test_sets_with_one_tensor_scale_are_scanned_together(tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     for members in groups(units(plan_of(source, "nvfp4a16"))).values():
-        modules = {unit.placement.module.rpartition(".")[2] for unit in members}
+        modules = {unit.output.module.rpartition(".")[2] for unit in members}
         assert modules in (
             {"q_proj", "k_proj", "v_proj"},
             {"gate_proj", "up_proj"},
@@ -99,8 +99,8 @@ def test_sets_with_one_tensor_scale_are_scanned_together(tmp_path: Path) -> None
 
 def test_the_record_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
     found = units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128), "a.bias": weight(9)})))
-    rows = next(unit for unit in found if unit.placement.to is not None)
-    whole = next(unit for unit in found if unit.placement.to is None)
+    rows = next(unit for unit in found if unit.output.to is not None)
+    whole = next(unit for unit in found if unit.output.to is None)
     error = TensorError(
         values=rows.count * 128, squares=exact_sum([0.1, 1e-300, 1e20]), errors=(5e-324,), largest=1 / 3,
         clipped=1, zero_blocks=2, lost_blocks=3,
@@ -154,5 +154,5 @@ def test_a_sum_that_is_not_finite_is_one_part(number: float) -> None:
 @pytest.mark.usefixtures("small_units")
 def test_a_unit_holds_whole_rows_of_the_layout(tmp_path: Path) -> None:
     plan = plan_of(save(tmp_path / "in", {LINEAR: weight(1000, 128)}), "fp8_block")
-    rows = [unit.count for unit in units(plan) if unit.placement.to is not None]
+    rows = [unit.count for unit in units(plan) if unit.output.to is not None]
     assert rows == [256, 256, 256, 232]

@@ -15,10 +15,10 @@ from tests.checkpoint.written import CONFIG, LINEAR, quantize, save, tensors_of,
 from tests.cli.checkpoints import write_llama
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.recipe import KEEP
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.compare import Comparison, compare

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoint.written import CONFIG, LINEAR, quantize, save, weight
 from tests.oracles import synthetic_llama
 
-from zeropoint.checkpoint.choose.recipe import RecipeText
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.config_and_index import MANIFEST
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.problems import Problem
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from tests.oracles import converted, tiny_families
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.model.importance import with_importance
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.learned_data import layer_data
+from zeropoint.checkpoint.plan.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.containers.gguf import GGUF as FILE

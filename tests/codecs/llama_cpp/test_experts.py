@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from tests.checkpoint.written import save
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.recipe import KEEP, RecipeText
-from zeropoint.checkpoint.choose.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.model.importance import with_importance
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
+from zeropoint.checkpoint.plan.recipe import KEEP, RecipeText
+from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.registry import DEFAULT, get_codec

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import zeropoint as zp
+from zeropoint.kernels.cpu.encode.power_levels import Powers
 from zeropoint.kernels.cpu.host import calls, microexponents
+from zeropoint.kernels.cpu.machine.named_records import record_type
 from zeropoint.kernels.cpu.machine.tile import FEW
 from zeropoint.schemes import Scheme
 
@@ -74,6 +77,34 @@ def test_the_kernels_know_these_schemes() -> None:
             assert calls.levels_call(scheme, shape, torch.float32, torch.float32) is not None
             pair = microexponents.pair_of(scheme, shape, torch.float32)
             assert (pair is not None) == (text in POWERS)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cols", "in_steps"),
+    [
+        ("mx9", 256, True),
+        ("mx4", 32, True),
+        ("mx6", 48, False),
+        (POWERS[3], 256, False),
+        (POWERS[4], 256, False),
+    ],
+)
+def test_pairs_in_blocks_of_sixteen_are_taken_in_steps(scheme: str, cols: int, in_steps: bool) -> None:
+    pair = microexponents.pair_of(Scheme.parse(scheme), (4, cols), torch.float32)
+    assert pair is not None
+    assert (np.frombuffer(pair.powers, record_type(Powers))["top_code"][0] > 0) == in_steps
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_of_zeros_next_to_others_are_those_of_the_reference(zero: float, dtype: torch.dtype) -> None:
+    x = numbers((3, 96), dtype)
+    x[1], x[:, 80:] = zero, zero
+    with zp.only_backend("reference"):
+        expected = zp.quantize(x, "mx9")
+    found = zp.quantize(x, "mx9")
+    assert torch.equal(found.data, expected.data)
+    assert found.params == expected.params
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

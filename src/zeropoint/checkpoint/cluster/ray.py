@@ -54,7 +54,7 @@ class RayExecutor:
         """See :class:`Executor`; raises ExecutorError where cluster or nodes do not fit."""
         if not job.todo:
             return
-        if job.plan.placements.added:
+        if job.plan.outputs.added:
             raise UnsupportedError(
                 "workers of a cluster do not know the scales that were learned here; leave out "
                 f"{option('executor', 'ray')}"

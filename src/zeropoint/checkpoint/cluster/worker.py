@@ -21,14 +21,14 @@ from ...codecs.protocol import Codec
 from ...errors import CheckpointError, ZeropointError
 from ...ops.threads import thread_limit
 from ...stats import Statistics
-from ..choose.recipe import RecipeText
-from ..choose.selection import Selection
 from ..measure.tiles import Scratch
 from ..plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import identity, require_same
 from ..plan.learned_data import layer_data
 from ..plan.limits import Limits
+from ..plan.recipe import RecipeText
+from ..plan.selection import Selection
 from ..read.source import open_source
 from ..read.storage import Place, shown
 from ..run.directory import Partials, partial_name
@@ -119,7 +119,7 @@ def _one(unit: Unit, batch: UnitBatch, request: PlanRequest, plan: CheckpointPla
         return scan(unit, plan.limits, scratch)
     group = unit.group
     found = (None, None) if group is None else (batch.extremes[group], batch.means[group])
-    return process(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.placement, *found))
+    return process(unit, request.partials, plan.limits, scratch, layer_data(plan, unit.output, *found))
 
 
 @functools.lru_cache(maxsize=1)
@@ -151,15 +151,20 @@ def _content(path: Path) -> str:
 def _prepare(request: PlanRequest) -> tuple[CheckpointPlan, Sequence[Unit]]:
     """Return the rebuilt plan and units; raises ExecutorError where they differ."""
     plan = make_plan(
-        open_source(request.source), request.recipe, selection=request.selection, limits=request.limits,
+        open_source(request.source),
+        request.recipe,
+        selection=request.selection,
+        limits=request.limits,
         codec=request.codec,
-    )  # fmt: skip
+    )
     plan = replace(plan, statistics=request.statistics)
     try:
         require_same(
-            identity(plan), dict(request.identity), what=f"the plan, seen from host {socket.gethostname()},",
+            identity(plan),
+            dict(request.identity),
+            what=f"the plan, seen from host {socket.gethostname()},",
             remedy="install one version of zeropoint on every node, and let all see the same source",
-        )  # fmt: skip
+        )
     except CheckpointError as error:
         raise ExecutorError(str(error)) from error
     return plan, units(plan)

@@ -187,10 +187,14 @@ def measure(x: torch.Tensor, q: QuantizedTensor, known: RowErrors | None = None)
     rows = row_errors(x, q) if known is None else known
     zero, lost = _quiet_blocks(x, q)
     return TensorError(
-        values=x.numel(), squares=exact_sum(rows.squares), errors=exact_sum(rows.errors),
-        largest=float(rows.largest.max()), clipped=int(rows.clipped.sum()), zero_blocks=zero,
+        values=x.numel(),
+        squares=exact_sum(rows.squares),
+        errors=exact_sum(rows.errors),
+        largest=float(rows.largest.max()),
+        clipped=int(rows.clipped.sum()),
+        zero_blocks=zero,
         lost_blocks=lost,
-    )  # fmt: skip
+    )
 
 
 def measure_columns(x: torch.Tensor, q: QuantizedTensor, width: int) -> TensorError:
@@ -224,10 +228,13 @@ def worst(items: Iterable[T], error: Callable[[T], TensorError]) -> list[T]:
 def error_document(error: TensorError) -> dict[str, Any]:
     """Return an error, with the counts of blocks."""
     return {
-        "relative": finite_number(error.relative), "sqnr_db": finite_number(error.sqnr_db),
-        "largest": finite_number(error.largest), "clipped_share": error.clipped_share,
-        "zero_blocks": error.zero_blocks, "lost_blocks": error.lost_blocks,
-    }  # fmt: skip
+        "relative": finite_number(error.relative),
+        "sqnr_db": finite_number(error.sqnr_db),
+        "largest": finite_number(error.largest),
+        "clipped_share": error.clipped_share,
+        "zero_blocks": error.zero_blocks,
+        "lost_blocks": error.lost_blocks,
+    }
 
 
 def finite_number(value: float) -> float | None:

@@ -45,9 +45,13 @@ T = TypeVar("T", bound=Task)
 
 
 def done_tasks(
-    tasks: Iterable[T], *, workers: int, buffer_bytes: int, stop: threading.Event | None = None,
+    tasks: Iterable[T],
+    *,
+    workers: int,
+    buffer_bytes: int,
+    stop: threading.Event | None = None,
     device: torch.device = CPU,
-) -> Generator[T, None, None]:  # fmt: skip
+) -> Generator[T, None, None]:
     """Run ``tasks`` on ``workers`` threads; yield each when it is done.
 
     buffer_bytes: memory of each thread. tasks: each is taken when a thread is free for it, so a

@@ -18,7 +18,7 @@ from ...models.sequential import observe_blocks
 from ..plan.additions import plan_with, with_cache
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.limits import Limits
-from ..plan.origin import NewTensor
+from ..plan.row_reader import NewTensor
 from ..read.quantized_layers import configuration
 from ..read.source import Source
 from ..read.storage import shown

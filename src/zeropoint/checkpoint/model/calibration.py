@@ -8,31 +8,36 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
 
 from ...architectures import is_transposed
+from ...codecs.containers.protocol import GraphFiles
 from ...codecs.protocol import LayerScheme
+from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CalibrationError, UnsupportedError, count, option, printable
 from ...methods import method_named
 from ...methods.channels import in_order
 from ...methods.rotate import unrotated
 from ...models import LocalQuantize, calibrate_sequential
 from ...params import QuantizationParams
+from ...progress import counted
 from ...recipes import Assignment, Recipe, Rule
-from ...stats import Statistics
+from ...stats import MinMax, Observer, Statistics
 from ...training import FakeQuantize
 from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import static_inputs
 from ..plan.limits import Limits
-from ..plan.origin import NewTensor
-from ..plan.placement import Placement
+from ..plan.output_tensors import Output
+from ..plan.row_reader import NewTensor
 from ..read.source import Source
-from .graph_inputs import as_weight, input_params
 from .importance import weighted
 from .parameter_names import WeightRows
 from .parts import input_tensors
 from .running_model import WITHOUT_DATA, RunningModel, running
-from .tokens import Given, Windows
+from .tokens import TEXT_OF_IDS, Given, Windows, read_tensors
 
 
 def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) -> CheckpointPlan:
@@ -86,9 +91,13 @@ def require_text(plan: CheckpointPlan, given: Given) -> None:
 
 
 def mean_squares(
-    source: Source, weights: Iterable[Placement], given: Given, limits: Limits,
-    *, progress: bool = False,
-) -> StatisticsOfModules:  # fmt: skip
+    source: Source,
+    weights: Iterable[Output],
+    given: Given,
+    limits: Limits,
+    *,
+    progress: bool = False,
+) -> StatisticsOfModules:
     """Return the mean squares of the inputs of weights, by module.
 
     The other arguments are as for :func:`calibrated`, which says what is raised. Weights that are no Linear
@@ -121,9 +130,13 @@ class _Observed:
 
 
 def _observed(
-    source: Source, wanted: Mapping[str, Placement], run: AbstractContextManager[RunningModel],
-    *, static: Collection[LayerScheme] = (), progress: bool = False,
-) -> _Observed:  # fmt: skip
+    source: Source,
+    wanted: Mapping[str, Output],
+    run: AbstractContextManager[RunningModel],
+    *,
+    static: Collection[LayerScheme] = (),
+    progress: bool = False,
+) -> _Observed:
     """Run the model, and return the statistics that ``wanted`` needs."""
     odd = next((module for module in wanted if is_transposed(module, source.config or {})), None)
     if odd is not None:
@@ -153,7 +166,7 @@ def _observed(
 
 
 def _scales_of_inputs(
-    weights: Iterable[tuple[Placement, QuantizationParams | None]],
+    weights: Iterable[tuple[Output, QuantizationParams | None]],
 ) -> Iterator[NewTensor]:
     """Yield the tensors of static inputs from their learned parameters."""
     for weight, params in weights:
@@ -165,7 +178,7 @@ def _scales_of_inputs(
 
 
 def _recipe(
-    rows: Iterable[WeightRows], wanted: Mapping[str, Placement], static: Collection[LayerScheme]
+    rows: Iterable[WeightRows], wanted: Mapping[str, Output], static: Collection[LayerScheme]
 ) -> Recipe:
     """Return the recipe with each weight's method for the layers of ``rows``.
 
@@ -181,7 +194,7 @@ def _recipe(
     )
 
 
-def _assignment(weight: Placement, *, static: bool) -> Assignment:
+def _assignment(weight: Output, *, static: bool) -> Assignment:
     layer = weight.layer
     method = unrotated(method_named(weight.method)).name if _takes(weight.method) else None
     return Assignment(weight=layer.weight, input=layer.input if static else None, method=method)
@@ -191,3 +204,85 @@ def _takes(method: str) -> bool:
     """Return whether a method takes statistics of all weights at once."""
     takes = method_named(method).takes
     return bool(takes) and not in_order(method_named(method))
+
+
+_MOST_BYTES = 1 << 30
+_COPIES = 1.1
+"""Memory of a running model, in its weights: 0.7 beyond the process were measured at 384 MiB."""
+
+
+def input_params(
+    source: Source, weights: Iterable[Output], data: Windows, limits: Limits, *, progress: bool = False
+) -> dict[str, QuantizationParams]:
+    """Return static input parameters by module, from ranges on the data.
+
+    Args:
+        source: a model with a graph and float weights, on a disk.
+        weights: of the layers, whose methods need no data.
+        data: a .safetensors file with a tensor (samples, ...) for each input of the graph, or such a tensor.
+        limits: what memory there is.
+        progress: whether to show a bar.
+
+    Raises:
+        CalibrationError: for data that are no inputs of the graph.
+        CheckpointError: where the model does not fit into the memory limit.
+        UnsupportedError: where the model is not run here, and for a method that needs statistics.
+    """
+    wanted = {}
+    for weight in weights:
+        _refuse_statistics(weight)
+        if weight.layer.input is not None:
+            wanted[weight.module] = weight.layer.input
+    if not isinstance(source.root, Path):
+        raise UnsupportedError("models with a graph run from a disk; copy the model there first")
+    nbytes = sum(entry.nbytes for entry in source.entries.values())
+    remedy = "quantize it to a scheme without static inputs"
+    limits.require(int(_COPIES * nbytes), "running the model", remedy)
+    files = {name: entry.file.name for name, entry in source.entries.items()}
+    observers = {module: Observer(MinMax(), name=f"the input of {printable(module)}") for module in wanted}
+    seen = source.container.layer_inputs(
+        GraphFiles(graph=source.graph, folder=source.root, files=files), observers.keys(), _samples(data)
+    )
+    for module, x in counted(seen, "Running the model", shown=progress):
+        observers[module].update(x)
+    return {module: observers[module].params(given.scheme) for module, given in wanted.items()}
+
+
+def as_weight(new: NewTensor) -> NewTensor:
+    """Return a tensor of inputs with scales in the weight's dtype."""
+    value = new.value
+    return new._replace(value=value.to(TORCH_DTYPES[new.near.dtype]) if value.is_floating_point() else value)
+
+
+def _refuse_statistics(weight: Output) -> None:
+    """Raise UnsupportedError for a weight whose method needs statistics."""
+    if method_named(weight.method).needs:
+        raise UnsupportedError(
+            f"{printable(weight.module)}: method {weight.method} needs statistics of inputs, which are taken "
+            "of models of transformers, and this one has a graph of its own; use mse, which needs no data"
+        )
+
+
+def _samples(data: Windows) -> dict[str, torch.Tensor]:
+    """Return the requested samples by input name."""
+    if data.length is not None:
+        raise CalibrationError(
+            f"{option('length', data.length)} counts tokens, and this model reads arrays; leave it out"
+        )
+    found = _tensors(data)
+    asked, count = data.samples, min((len(x) for x in found.values() if x.ndim), default=0)
+    if asked is not None and count < asked:
+        raise CalibrationError(f"{option('samples', asked)} asks for more than the {count} that there are")
+    return {name: x[:asked] if x.ndim else x for name, x in found.items()}
+
+
+def _tensors(data: Windows) -> dict[str, torch.Tensor]:
+    """Return a safetensors file's tensors by name, or one unnamed tensor."""
+    if isinstance(data.given, torch.Tensor):
+        return {"": data.given}
+    if not str(data.given).endswith(TEXT_OF_IDS):
+        raise CalibrationError(
+            f"this model reads arrays, not text; pass {option('calibration', metavar='FILE.safetensors')} "
+            "with a tensor (samples, ...) for each input"
+        )
+    return read_tensors(data.given, what="samples", most=_MOST_BYTES, remedy="write it again")

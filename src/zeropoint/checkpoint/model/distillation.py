@@ -32,14 +32,13 @@ from ..plan.additions import plan_with, with_trained
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import shard_fields
 from ..plan.limits import Limits
-from ..plan.origin import NewTensor
 from ..plan.rotated import rotated_floats, saved_rotation
+from ..plan.row_reader import NewTensor
 from ..read.decoding import read_rows
 from ..read.quantized_layers import StoredLayer, configuration
 from ..read.source import Source
-from ..read.storage import shown
-from .loading import Files
-from .rounded_inputs import rounded_inputs
+from ..read.storage import OpenFiles, shown
+from .forward_pass import rounded_inputs
 from .running_model import RunningModel, running
 from .solved_weights import SolvedFolder, windows_at_once
 from .tokens import Given
@@ -96,7 +95,7 @@ def distilled(
     source, quantized, limits = asked.source, asked.quantized, plan.limits
     rotation = saved_rotation(quantized) if saved_rotation(source) is None else None
     seen = None if rotation is None else functools.partial(rotated_floats, rotation=rotation)
-    with running(source, asked.given, limits, remedy=_REMEDY, seen=seen) as teacher, Files() as files:
+    with running(source, asked.given, limits, remedy=_REMEDY, seen=seen) as teacher, OpenFiles() as files:
         # What is free on a GPU is asked of the GPU, where the first model lies already.
         left = (
             limits
@@ -115,8 +114,11 @@ def distilled(
             distill(
                 ModelOfBlocks(root=teacher.root, steps=teacher.steps),
                 ModelOfBlocks(root=student.root, steps=steps),
-                teacher.batches, asked.steps, scales, progress=progress,
-            )  # fmt: skip
+                teacher.batches,
+                asked.steps,
+                scales,
+                progress=progress,
+            )
             made = list(scales.tensors())
             said = (*scales.notes(), *notes)
     plan = plan_with(quantized, plan.codec, made, {}, limits, notes=said)
@@ -151,7 +153,7 @@ class _Layer:
 class _Scales:
     """Trained scales of each block, and the result folder, by block."""
 
-    def __init__(self, model: RunningModel, files: Files, asked: Distillation, folder: Path) -> None:
+    def __init__(self, model: RunningModel, files: OpenFiles, asked: Distillation, folder: Path) -> None:
         self._model, self._files, self._asked, self._folder = model, files, asked, folder
         # Sums of a GPU are rounded in another order, so that scales of both are not mixed.
         self._mark = "" if model.device == CPU else f", on {model.device.type}"

@@ -8,24 +8,35 @@ logits of a large vocabulary are never held for more than one.
 from __future__ import annotations
 
 import inspect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from ...errors import CalibrationError, CheckpointError, UnsupportedError, option, printable, size_of
+from ...errors import (
+    CalibrationError,
+    CheckpointError,
+    UnsupportedError,
+    ZeropointError,
+    count,
+    option,
+    printable,
+    size_of,
+)
+from ...models.dynamic_quantize import as_module
 from ...models.sequential import run_blocks, run_rest
 from ...ops.devices import CPU
 from ..plan.limits import Limits
-from ..read.source import Source
-from ..read.storage import shown
-from .loading import Files
+from ..read.source import Source, open_source
+from ..read.storage import Files, OpenFiles, shown
+from ..run.loop import RunResult
+from .loading import input_quantizer
 from .parameter_names import WeightRows
-from .rounded_inputs import rounded_inputs
 from .running_model import Batches, RunningModel, running
 
 _REMEDY = "it is not evaluated here"
@@ -79,7 +90,7 @@ def opened(
     and activations. Raises CalibrationError for tokens that the model does not know, and what
     :func:`~.running_model.running` raises.
     """
-    with Files() as files, ExitStack() as stack:
+    with OpenFiles() as files, ExitStack() as stack:
         model = stack.enter_context(running(source, batches, limits, remedy=_REMEDY, dtype=dtype))
         for batch in batches:
             high, length = int(batch["input_ids"].max()), batch["input_ids"].shape[1]
@@ -231,3 +242,96 @@ def require_whole(model: RunningModel) -> None:
 
 _HEAD = "lm_head"
 """Name of the layer after all blocks in transformers models."""
+
+
+TOKENS = 200
+"""Tokens of the short run."""
+_ROWS = 16
+"""Tokens whose probabilities are held at once in float64: vocabularies are large."""
+_ANOTHER = 2.0
+"""Nats a token from which a result is another model, whatever its scheme."""
+
+
+def compared(result: RunResult, source: Source, ids: torch.Tensor, limits: Limits) -> RunResult:
+    """Return ``result`` with a note on its KL divergence from the original.
+
+    Args:
+        result: what was written.
+        source: what it was made of.
+        ids: (1, tokens) that nothing was learned from; the first `TOKENS` are run.
+        limits: of memory.
+    """
+    batches = [{"input_ids": ids[:, :TOKENS]}]
+    try:
+        logits = []
+        for each in (source, open_source(result.path)):
+            with forward_pass(each, batches, limits) as passed:
+                logits.append(passed.logits(0)[0].float())
+    except ZeropointError as error:
+        return _noted(result, f"the result was not run against the original: {error}")
+    base, own = logits
+    divergence, same = 0.0, float((base.argmax(-1) == own.argmax(-1)).double().mean())
+    for ours, theirs in zip(torch.split(own, _ROWS), torch.split(base, _ROWS), strict=True):
+        p, q = theirs.double().log_softmax(-1), ours.double().log_softmax(-1)
+        divergence += float((p.exp() * (p - q)).sum()) / len(base)
+    said = (
+        f"KL divergence {divergence:.4f} from the original on {len(base)} tokens, same top token {same:.0%}"
+    )
+    if divergence > _ANOTHER:
+        said = f"THE RESULT IS ANOTHER MODEL: {said}; use more bits, another method, or more calibration data"
+    return _noted(result, said)
+
+
+def _noted(result: RunResult, note: str) -> RunResult:
+    return replace(result, notes=(*result.notes, note))
+
+
+@contextmanager
+def rounded_inputs(model: RunningModel, source: Source, files: Files) -> Iterator[tuple[str, ...]]:
+    """Fake-quantize layer inputs within the context; yield sentences about them.
+
+    Sentences say how many layers have which scheme of inputs, and where inputs are quantized in engines but
+    not here. source: the checkpoint with its codes. files: of it, open.
+    """
+    handles: list[Any] = []
+    rounded, left = Counter[str](), Counter[str]()
+    hooked: set[str] = set()
+    for rows in model.rows:
+        found = model.floats.quantized(f"{rows.module}.weight")
+        layer, given = found or (None, None)
+        if layer is None or given is None or rows.layer in hooked:
+            continue
+        hooked.add(rows.layer)
+        if layer.codec.input_names is None and not given.dynamic:
+            left[str(given)] += 1
+            continue
+        quantizer = as_module(input_quantizer(layer, given, source, files))
+        assert quantizer is not None
+        quantizer.to(model.device)
+        rounded[str(given)] += 1
+        handles.append(model.root.get_submodule(rows.layer).register_forward_pre_hook(_Rounding(quantizer)))
+    try:
+        yield (
+            *(f"inputs of {count(n, 'layer')} are quantized to {text}" for text, n in rounded.items()),
+            *(
+                f"weights only: inputs of {count(n, 'layer')} are {text} in engines, and floats here"
+                for text, n in left.items()
+            ),
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Rounding:
+    """Quantizes the first argument of a layer."""
+
+    def __init__(self, quantizer: nn.Module) -> None:
+        self._quantizer = quantizer.eval()
+
+    def __call__(
+        self,
+        layer: nn.Module,  # noqa: ARG002 (the signature of hooks)
+        args: tuple[torch.Tensor, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        return (self._quantizer(args[0]), *args[1:])

@@ -55,16 +55,20 @@ class StatisticsResult(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return path, size, and the sites with their readers and counts."""
         return {
-            "path": str(self.path), "bytes": self.nbytes, "gram": self.has_gram,
+            "path": str(self.path),
+            "bytes": self.nbytes,
+            "gram": self.has_gram,
             "sites": [
                 {
-                    "readers": list(site.readers), "features": site.features, "vectors": site.vectors,
+                    "readers": list(site.readers),
+                    "features": site.features,
+                    "vectors": site.vectors,
                     "left_out": site.left_out,
                 }
                 for site in self.sites.values()
             ],
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
 
 def gathered(  # noqa: PLR0913 (what a user asks for, and how it is written)

@@ -87,10 +87,12 @@ def _gguf(entries: list[tuple[str, np.ndarray, np.ndarray]]) -> list[bytes]:
     head = GGUF.head(
         rows,
         {
-            "general.type": "imatrix", "imatrix.datasets": ["zeropoint statistics"], "imatrix.chunk_count": 1,
+            "general.type": "imatrix",
+            "imatrix.datasets": ["zeropoint statistics"],
+            "imatrix.chunk_count": 1,
             "imatrix.chunk_size": chunk,
         },
-    )  # fmt: skip
+    )
     pieces = [head.data]
     ends = [*head.begins[1:], head.size]
     for (_, values), (begin, end) in zip(tensors, pairwise([head.begins[0], *ends]), strict=True):

@@ -21,7 +21,7 @@ from ...methods.rotate import of_rotated
 from ...stats import MeanSquare, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan, make_plan
 from ..plan.limits import BASE_MEMORY
-from ..plan.placement import Placement
+from ..plan.output_tensors import Output
 from ..read.imatrix_file import Floats, read_imatrix
 from ..read.storage import shown
 
@@ -69,7 +69,7 @@ def with_importance(plan: CheckpointPlan, path: Path | str) -> tuple[CheckpointP
 
 
 def mean_squares_of_file(
-    path: Path | str, weights: Iterable[tuple[CheckpointPlan, Placement]]
+    path: Path | str, weights: Iterable[tuple[CheckpointPlan, Output]]
 ) -> tuple[dict[str, dict[str, Statistics]], list[str]]:
     """Return the mean squares in an importance matrix, and modules without any.
 
@@ -135,7 +135,7 @@ def weighted(plan: CheckpointPlan) -> CheckpointPlan:
     )
 
 
-def _stored_form(plan: CheckpointPlan, weight: Placement) -> StoredForm | None:
+def _stored_form(plan: CheckpointPlan, weight: Output) -> StoredForm | None:
     """Return the form of a weight in the output files of llama.cpp."""
     name, config = f"{weight.module}.weight", plan.source.config or {}
     form = plan.codec.model_format.stored_form(name, weight.shape, config)
@@ -145,7 +145,9 @@ def _stored_form(plan: CheckpointPlan, weight: Placement) -> StoredForm | None:
 def _statistics(values: Floats, name: str) -> Statistics:
     """Return statistics whose mean is ``values``: llama.cpp has divided already."""
     state = {
-        "squares": torch.from_numpy(values).double(), "vectors": torch.tensor(1),
-        "seen": torch.tensor(len(values)), "left_out": torch.tensor(0),
-    }  # fmt: skip
+        "squares": torch.from_numpy(values).double(),
+        "vectors": torch.tensor(1),
+        "seen": torch.tensor(len(values)),
+        "left_out": torch.tensor(0),
+    }
     return Statistics(accumulator=MeanSquare(features=len(values)), state=state, name=name)

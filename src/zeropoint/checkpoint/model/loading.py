@@ -35,7 +35,7 @@ from ...training import FakeQuantize
 from ..read.decoding import read_lines
 from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
-from ..read.storage import OpenFile, Place, open_file, shown
+from ..read.storage import Files, OpenFiles, shown
 from ..read.tensor_entries import TensorEntry
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .parts import layer_scheme_of, whole_scale
@@ -59,7 +59,7 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
     require_model(model)
     source = open_source(directory)
     target = model if inplace else copy.deepcopy(model)
-    with Files() as files, unfused(target) as root:
+    with OpenFiles() as files, unfused(target) as root:
         linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
         rows = {name: m.out_features for name, m in linears.items() if TRANSPOSED not in vars(m)}
@@ -72,21 +72,6 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
         codec = stored.layers[0].codec if stored.layers else DEFAULT
     records = tuple(_record(name, layer, codec) for name, layer in made.items())
     return Conversion(model=guarded(result), layers=records)
-
-
-class Files(dict[Place, OpenFile]):
-    """Files opened on first use, and closed at the end."""
-
-    def __missing__(self, place: Place) -> OpenFile:
-        self[place] = file = open_file(place)
-        return file
-
-    def __enter__(self) -> Files:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        for file in self.values():
-            file.close()
 
 
 def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, nn.Linear]) -> StoredLayers:
@@ -115,7 +100,7 @@ def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, n
     return stored
 
 
-def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, OpenFile]) -> None:
+def _load_floats(model: nn.Module, stored: StoredLayers, files: Files) -> None:
     """Copy unquantized tensors into the model through views with file names."""
     state = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
     views = file_tensors(model, state)
@@ -134,9 +119,11 @@ def _load_floats(model: nn.Module, stored: StoredLayers, files: Mapping[Place, O
 
 
 def fill(
-    state: Mapping[str, torch.Tensor], views: Mapping[str, torch.Tensor], names: Iterable[str],
+    state: Mapping[str, torch.Tensor],
+    views: Mapping[str, torch.Tensor],
+    names: Iterable[str],
     read: Callable[[str], torch.Tensor],
-) -> None:  # fmt: skip
+) -> None:
     """Copy tensors of files into ``views`` of the memory of ``state``.
 
     names: of tensors. read: reads one. Raises CheckpointError for a tensor of another shape, UnsupportedError
@@ -153,7 +140,7 @@ def fill(
         view.copy_(value)
 
 
-def read_tensor(entry: TensorEntry, files: Mapping[Place, OpenFile]) -> torch.Tensor:
+def read_tensor(entry: TensorEntry, files: Files) -> torch.Tensor:
     """Return a tensor of a file; raises UnsupportedError for foreign dtypes."""
     if entry.dtype not in TORCH_DTYPES:
         raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
@@ -174,9 +161,11 @@ class _Piece:
 
 
 def _layers(
-    linears: Mapping[str, nn.Linear], where: Sequence[WeightRows], found: tuple[Source, StoredLayers],
-    files: Mapping[Place, OpenFile],
-) -> dict[str, QuantizedLinear]:  # fmt: skip
+    linears: Mapping[str, nn.Linear],
+    where: Sequence[WeightRows],
+    found: tuple[Source, StoredLayers],
+    files: Files,
+) -> dict[str, QuantizedLinear]:
     """Return the packed layers by name."""
     source, stored = found
     records = {layer.module: layer for layer in stored.layers}
@@ -224,7 +213,7 @@ def _joined(pieces: Sequence[_Piece]) -> QuantizedTensor:
 
 
 def input_quantizer(
-    layer: StoredLayer, given: Activation | None, source: Source, files: Mapping[Place, OpenFile]
+    layer: StoredLayer, given: Activation | None, source: Source, files: Files
 ) -> FakeQuantize | LocalQuantize | Activation | None:
     """Return the input quantization of a layer, with the parameters in files.
 
@@ -248,9 +237,7 @@ def input_quantizer(
     return FakeQuantize(replace(params, dtype=layer.dtype))
 
 
-def _local(
-    module: str, given: Activation, names: InputNames, source: Source, files: Mapping[Place, OpenFile]
-) -> LocalQuantize:
+def _local(module: str, given: Activation, names: InputNames, source: Source, files: Files) -> LocalQuantize:
     """Return the local quantizer that reproduces the scale in the file."""
     entry = source.entries.get(f"{module}.{names.global_scale}")
     scale = (
@@ -271,7 +258,11 @@ def _local(
 def _record(name: str, layer: QuantizedLinear, codec: Codec) -> Converted:
     codes = layer.weight.quantized()
     return Converted(
-        name=name, type="Linear", shape=codes.shape,
-        gives=layer_scheme_of(layer, codec).assignment, reason="",
-        nbytes=(math.prod(codes.shape) * codes.dtype.itemsize, codes.nbytes), error=math.nan,
-    )  # fmt: skip
+        name=name,
+        type="Linear",
+        shape=codes.shape,
+        gives=layer_scheme_of(layer, codec).assignment,
+        reason="",
+        nbytes=(math.prod(codes.shape) * codes.dtype.itemsize, codes.nbytes),
+        error=math.nan,
+    )

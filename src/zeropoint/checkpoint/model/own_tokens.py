@@ -50,9 +50,13 @@ def require_memory(
 
 
 def generate(
-    root: Any, loaded: Callable[[str], AbstractContextManager[Any]], blocks: Sequence[str],
-    windows: Sequence[torch.Tensor], *, workers: int,
-) -> None:  # fmt: skip
+    root: Any,
+    loaded: Callable[[str], AbstractContextManager[Any]],
+    blocks: Sequence[str],
+    windows: Sequence[torch.Tensor],
+    *,
+    workers: int,
+) -> None:
     """Continue each window from its first token to its end, in place.
 
     root: a model, whose layers outside of blocks have their weights. loaded: takes the name of a block and

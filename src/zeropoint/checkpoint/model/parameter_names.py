@@ -20,8 +20,8 @@ from ...architectures import expert_layout, expert_parts
 from ...errors import UnsupportedError, printable
 from ...libraries import reading
 from ...models import QuantizedLinear, SplitExperts
-from ..choose.expert_stacks import holder_of
-from ..choose.selection import module_of
+from ..plan.expert_matrices import holder_of
+from ..plan.selection import module_of
 
 WEIGHT, BIAS = ".weight", ".bias"
 

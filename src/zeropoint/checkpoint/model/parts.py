@@ -90,10 +90,12 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
     skeleton = restore(skeleton, [module for module, _ in others.values()])
     experts = {n: m for n, m in skeleton.named_modules() if isinstance(m, SplitExperts)}
     weights = model_weights({name: layer.out_features for name, layer in fits.items()}, experts)
-    gone = tuple(itertools.chain(
-        (f"{name}.{part}" for name in fits for part in ("weight.", "input_quantizer.")),
-        (f"{name}.{own}." for name, split in experts.items() for own in (split.up, split.down)),
-    ))  # fmt: skip
+    gone = tuple(
+        itertools.chain(
+            (f"{name}.{part}" for name in fits for part in ("weight.", "input_quantizer.")),
+            (f"{name}.{own}." for name, split in experts.items() for own in (split.up, split.down)),
+        )
+    )
     state = {
         name: value
         for name, value in skeleton.state_dict().items()
@@ -220,10 +222,12 @@ def _quantized(layer: QuantizedLinear, index: torch.Tensor, codec: Codec) -> Qua
     whole = count == packed.shape[0] and torch.equal(index, torch.arange(count))
     columns = packed.shape[1]
     return QuantizedPart(
-        layer=layer_scheme_of(layer, codec), shape=(count, columns), dtype=packed.dtype,
+        layer=layer_scheme_of(layer, codec),
+        shape=(count, columns),
+        dtype=packed.dtype,
         codes=packed.quantized if whole else functools.partial(packed.part, index),
         inputs=input_tensors(layer.input_quantizer, codec),
-    )  # fmt: skip
+    )
 
 
 _LARGE = 1 << 40

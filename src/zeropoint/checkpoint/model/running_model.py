@@ -27,9 +27,9 @@ from ...ops.devices import CPU, exact_products, free_bytes
 from ..plan.float_view import Floats, as_floats
 from ..plan.limits import Limits
 from ..read.source import Source
-from ..read.storage import shown
+from ..read.storage import OpenFiles, shown
 from .empty_model import empty_model
-from .loading import Files, fill, read_tensor
+from .loading import fill, read_tensor
 from .own_tokens import generate, require_memory
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .statistics_file import tokens_digest
@@ -80,20 +80,22 @@ def running(
     device = limits.device
     with reading(what, remedy, UnsupportedError, system=True), torch.no_grad(), ExitStack() as stack:
         stack.enter_context(exact_products(device))
-        files = stack.enter_context(Files())
+        files = stack.enter_context(OpenFiles())
         floats = as_floats(source, dtype=dtype)
         floats = floats if seen is None else seen(floats)
         model = empty_model(floats.source, limits, remedy, dtype)
         config, (longest, vocabulary) = model.config.get_text_config(), _sizes(model)
-        batches = given if isinstance(given, list) else [
-            {"input_ids": window}
-            for window in windows_of(given, source, vocabulary=vocabulary, longest=longest)
-        ]  # fmt: skip
+        batches = (
+            given
+            if isinstance(given, list)
+            else [
+                {"input_ids": window}
+                for window in windows_of(given, source, vocabulary=vocabulary, longest=longest)
+            ]
+        )
         model.config.use_cache = config.use_cache = False
         blocks = _blocks(model, remedy)
-        spare = _spare_memory(
-            limits, model, blocks, batches, hidden=config.hidden_size, vocabulary=vocabulary
-        )
+        spare = _spare_memory(limits, model, blocks, batches)
         windows = [batch["input_ids"] for batch in batches]
         own = not isinstance(given, list) and Windows.of(given).is_own
         if own:
@@ -120,7 +122,7 @@ def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype)
     dtype: of weights and activations. remedy: what to do instead, for messages. Raises UnsupportedError where
     transformers does not build the model, CheckpointError where its weights do not fit the files.
     """
-    with Files() as files, torch.no_grad():
+    with OpenFiles() as files, torch.no_grad():
         floats = as_floats(source, dtype=dtype)
         model: nn.Module = empty_model(floats.source, limits, remedy, dtype)
         _Weights(model, floats, files, remedy, CPU).read()
@@ -174,10 +176,7 @@ def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:
     return tuple(f"{name}.{key}" for key, _ in outer[name].named_children())
 
 
-def _spare_memory(
-    limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches,
-    *, hidden: int, vocabulary: int,
-) -> int:  # fmt: skip
+def _spare_memory(limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches) -> int:
     """Return the bytes of ``max_memory`` that running the model leaves free.
 
     Running takes one block, the layers outside of blocks, and activations: of a GPU, where models run on one,
@@ -187,7 +186,9 @@ def _spare_memory(
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
     item = next(model.parameters()).dtype.itemsize
     tokens = [batch["input_ids"].numel() for batch in batches]
-    passing, logits = sum(tokens) * hidden * item, max(tokens) * vocabulary * 4
+    config: Any = model.config
+    hidden: int = config.get_text_config().hidden_size
+    passing, logits = sum(tokens) * hidden * item, max(tokens) * _sizes(model)[1] * 4
     outside, running = every - sum(inside), 2 * max(inside) + passing + logits
     on_host = limits.base_memory + (max(outside, *inside) if limits.on_gpu else outside + running)
     host = limits.max_memory - on_host
@@ -220,7 +221,7 @@ class _Weights:
     """
 
     def __init__(
-        self, model: nn.Module, floats: Floats, files: Files, remedy: str, device: torch.device
+        self, model: nn.Module, floats: Floats, files: OpenFiles, remedy: str, device: torch.device
     ) -> None:
         self._model, self._floats, self._files, self._remedy = model, floats, files, remedy
         self._root, self._device = model, device
@@ -301,11 +302,11 @@ class _Weights:
     def _read(self, name: str) -> torch.Tensor:
         """Return a tensor of the checkpoint, decoded where it holds codes."""
         entry = self._floats.source.entries[name]
-        origin = self._floats.origin(entry)
-        if origin.copied:
+        reader = self._floats.reader(entry)
+        if reader.copied:
             return read_tensor(entry, self._files)
-        count = math.prod(entry.shape) // max(1, origin.width)
-        return origin.read_as_written(self._files, 0, count, bytearray(entry.nbytes)).reshape(entry.shape)
+        count = math.prod(entry.shape) // max(1, reader.width)
+        return reader.read_as_written(self._files, 0, count, bytearray(entry.nbytes)).reshape(entry.shape)
 
 
 @contextmanager

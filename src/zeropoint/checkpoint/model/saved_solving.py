@@ -23,9 +23,9 @@ from ...stats import State, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, stamps
 from ..plan.learned_data import solving_scheme, static_inputs
-from ..plan.placement import Placement
+from ..plan.output_tensors import Output
+from ..read.storage import OpenFiles
 from .importance import weighted
-from .loading import Files
 from .solved_weights import SolvedFolder
 from .statistics_file import SavedStatistics
 
@@ -97,7 +97,7 @@ def solved_from(
     ]
     for _, weight in numbered:
         plan.limits.require_gram((weight.shape[0], weight.shape[1]), workers=plan.limits.workers)
-    groups = defaultdict[str, list[tuple[WeightTask, Placement]]](list)
+    groups = defaultdict[str, list[tuple[WeightTask, Output]]](list)
     for number, weight in numbered:
         site = saved.owners.get(weight.module)
         if site is None or saved.sites[site].features != weight.shape[-1]:
@@ -113,7 +113,7 @@ def solved_from(
         groups[site].append((task, weight))
     extremes = _extremes(weight for _, weight in numbered)
     pool = PooledGrams(saved)
-    with Files() as files:
+    with OpenFiles() as files:
         for site in counted(list(groups), "Solving weights", shown=progress):
             todo = [(task, weight) for task, weight in groups[site] if kept.known(task) is None]
             if todo:
@@ -134,16 +134,16 @@ def require_gram(saved: SavedStatistics) -> None:
 
 
 def _solve(
-    todo: list[tuple[WeightTask, Placement]], data: LayerData, extremes: Mapping[str, tuple[float, float]],
-    kept: Solutions, files: Files, *, workers: int,
+    todo: list[tuple[WeightTask, Output]], data: LayerData, extremes: Mapping[str, tuple[float, float]],
+    kept: Solutions, files: OpenFiles, *, workers: int,
 ) -> None:  # fmt: skip
     """Solve weights with one input, under extremes by ``share``."""
     found: dict[str, tuple[LayerResult, Loss]] = {}
     gram = data.statistics[GRAM]
-    # Files are opened in this thread.
+    # OpenFiles are opened in this thread.
     matrices = {task.name: _matrix(weight, files) for task, weight in todo}
 
-    def solve_one(item: tuple[WeightTask, Placement]) -> None:
+    def solve_one(item: tuple[WeightTask, Output]) -> None:
         task, matrix = item[0], matrices[item[0].name]
         shared = replace(data, extremes=extremes.get(task.share or ""))
         try:
@@ -168,16 +168,16 @@ def _loss_by(gram: Statistics, weight: torch.Tensor, result: LayerResult) -> flo
     return max(0.0, lost) / max(whole, 1e-30)
 
 
-def _matrix(weight: Placement, files: Files) -> torch.Tensor:
+def _matrix(weight: Output, files: OpenFiles) -> torch.Tensor:
     rows, columns = weight.shape
     buffer = bytearray(rows * columns * weight.value_bytes)
     return weight.read(files, range(rows), range(columns), buffer).clone()
 
 
-def _extremes(weights: Iterable[Placement]) -> dict[str, tuple[float, float]]:
+def _extremes(weights: Iterable[Output]) -> dict[str, tuple[float, float]]:
     """Return the extremes of weights with a shared tensor scale, by ``share``."""
     found: dict[str, tuple[float, float]] = {}
-    with Files() as files:
+    with OpenFiles() as files:
         for weight in weights:
             if weight.share is not None:
                 low, high = (float(end) for end in torch.aminmax(_matrix(weight, files)))

@@ -25,10 +25,11 @@ from ...layout.packing import flat_bytes
 from ...models import Conversion
 from ...models.recipe_layers import require_model
 from ...signatures import by_signature
-from ..choose.selection import module_of
+from ..plan.selection import module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, INDEX_SUFFIX, SINGLE_FILE
-from ..run.directory import OutputDirectory, write_at
+from ..run.directory import OutputDirectory
+from ..run.folder import write_at
 from .parameter_names import WEIGHT, is_pretrained
 from .parts import Parts, parts_of
 
@@ -101,10 +102,12 @@ def save_checkpoint(
     texts = {**companions, **_documents(companions.get(CONFIG), parts, shards)}
     _write(Path(directory), parts, shards, texts, overwrite=overwrite)
     return SavedCheckpoint(
-        path=Path(directory), files=(*shards, *texts), quantized=len(parts.quantized),
+        path=Path(directory),
+        files=(*shards, *texts),
+        quantized=len(parts.quantized),
         nbytes=sum(tensor.nbytes for shard in shards.values() for tensor in shard),
         kept=sum(1 for name, tensor in parts.floats.items() if tensor.ndim > 1 and name.endswith(WEIGHT)),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import ASKED, identity, require_same, stamps
 from ..plan.learned_data import solving_scheme
 from ..plan.limits import Limits, give_back
-from ..plan.placement import Placement
+from ..plan.output_tensors import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
@@ -149,10 +149,12 @@ def solved(
         in_files = not limits.on_gpu or passing > memo
         memo -= 0 if in_files else passing
         steps = replace(
-            model.steps, folder=folder if in_files else None, workers=limits.batches_at_once,
+            model.steps,
+            folder=folder if in_files else None,
+            workers=limits.batches_at_once,
             memo=max(0, memo - _OVERHEAD) // 2,
             at_once=windows_at_once(model.spare, limits, _BLOCKS_REMEDY),
-        )  # fmt: skip
+        )
         require_corrected((method_named(weight.method) for weight in plan.weights), tasks)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"].cpu()
@@ -160,9 +162,12 @@ def solved(
     if folds:
         plan = with_folds(plan, folds)
     notes = (
-        *plan.notes, *of_rescaling(kept.rescalings), *of_corrections(plan, kept.corrected), *kept.notes(),
+        *plan.notes,
+        *of_rescaling(kept.rescalings),
+        *of_corrections(plan, kept.corrected),
+        *kept.notes(),
         *outside_of_blocks(tasks, kept.losses),
-    )  # fmt: skip
+    )
     return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
 
 
@@ -279,9 +284,9 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
     return tasks
 
 
-def _in_file(weight: Placement, index: torch.Tensor) -> torch.Tensor:
+def _in_file(weight: Output, index: torch.Tensor) -> torch.Tensor:
     """Return row numbers in the order of the output's layout."""
-    order = None if weight.origin.form is None else weight.origin.form.rows
+    order = weight.reader.form.rows
     return index if order is None else index[order.model_rows(torch.arange(len(index)))]
 
 
@@ -310,9 +315,11 @@ class SolvedFolder:
             except (OSError, ValueError) as error:
                 raise CheckpointError(f"{shown(record)} is damaged; remove {shown(self._folder)}") from error
             require_same(
-                fields, then, what=f"what is solved in {shown(self._folder)}",
+                fields,
+                then,
+                what=f"what is solved in {shown(self._folder)}",
                 remedy=f"pass {option('restart', True)} to start over, or run the command that began it",
-            )  # fmt: skip
+            )
             return
         self.write(record, lambda draft: draft.write_text(json.dumps(dict(fields)), encoding="utf-8"))
 

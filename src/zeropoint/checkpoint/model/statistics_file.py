@@ -30,8 +30,8 @@ from ...own_files import FileKind, OwnFile
 from ...stats import GramMatrix, MeanSquare, State, Statistics
 from ..read.safetensors_file import Header, parse_header
 from ..read.source import Source
-from ..read.storage import shown
-from .loading import Files, read_tensor
+from ..read.storage import OpenFiles, shown
+from .loading import read_tensor
 
 MARK, VERSION = "zeropoint_statistics", "1"
 STATISTICS = FileKind("statistics", MARK.encode())
@@ -47,7 +47,7 @@ def mark_of(source: Source) -> str:
     for name in names:
         entry = source.entries[name]
         total.update(f"{name}\0{entry.dtype}\0{tuple(entry.shape)}\n".encode())
-    with Files() as files:
+    with OpenFiles() as files:
         for name in names[:: max(1, len(names) // _SAMPLED)]:
             entry = source.entries[name]
             piece = bytearray(min(entry.nbytes, _SAMPLE))
@@ -91,9 +91,11 @@ class StatisticsDraft:
         """Append the sums of a site."""
         features = len(squares["squares"])
         self.sites[readers[0]] = SiteRecord(
-            readers=tuple(readers), features=features, vectors=int(squares["vectors"]),
+            readers=tuple(readers),
+            features=features,
+            vectors=int(squares["vectors"]),
             left_out=int(squares["left_out"]),
-        )  # fmt: skip
+        )
         self._append(f"{readers[0]}.{_SQUARES}", squares["squares"])
         if gram is not None:
             self._append(f"{readers[0]}.{_GRAM}", _triangle(gram["gram"]))
@@ -109,9 +111,11 @@ class StatisticsDraft:
             for name, site in self.sites.items()
         }
         texts = {
-            MARK: VERSION, "model": self._model, "tokens": json.dumps(self._tokens),
+            MARK: VERSION,
+            "model": self._model,
+            "tokens": json.dumps(self._tokens),
             "sites": json.dumps(sites),
-        }  # fmt: skip
+        }
         head = SAFETENSORS.head(self._rows, texts)
         file.write(_Pieces(head.data, self._file, head.size - len(head.data)), overwrite=overwrite)
         return head.size
@@ -157,7 +161,7 @@ class SavedStatistics:
 
     def __init__(self, paths: Iterable[Path | str], source: Source) -> None:
         self.paths = tuple(map(Path, paths))
-        self._files = Files()
+        self._files = OpenFiles()
         self._headers = [parse_header(path) for path in self.paths]
         self.model = mark_of(source)
         found = [self._read(path, head) for path, head in zip(self.paths, self._headers, strict=True)]

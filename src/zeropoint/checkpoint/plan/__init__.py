@@ -1,1 +1,1 @@
-"""Output layout: every file, offset and size, before a byte is written."""
+"""Plan of a run: decisions, readers of rows, and output files."""

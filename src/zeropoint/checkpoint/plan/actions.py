@@ -1,23 +1,30 @@
-"""Tensors of a checkpoint by action: quantized, copied, dequantized or omitted."""
+"""Tensors by action, quantized, copied, dequantized or omitted, with notes."""
 
 from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from ...architectures import is_expert, is_transposed
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import LazySequence
-from ...errors import CheckpointError, option, printable
-from ..choose.decisions import TensorDecision, compact, describe, nothing_selected
-from ..choose.expert_matrices import matrices
-from ..choose.selection import Why
+from ...errors import CheckpointError, count, option, printable
+from ...loaded_names import lacks_single_experts, loaded_parameters, unknown_names
+from ..read.config_text import WEIGHTS_ONLY_CONFIG
+from ..read.source import Source
 from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
 from .carried_scales import NOTHING, Replacements
+from .decisions import TensorDecision, compact, describe, nothing_selected, remarks
+from .expert_matrices import matrices
 from .float_view import Floats
-from .origin import Origin
+from .folded import Folded
+from .row_reader import RowReader
+from .selection import Why, module_of
+from .tied import tied_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,41 +40,45 @@ class Actions:
     floats: Floats
     decisions: Sequence[TensorDecision]
     staying: tuple[TensorDecision, ...]
-    restored: tuple[Origin, ...]
+    restored: tuple[RowReader, ...]
     kept: Sequence[TensorEntry]
     copies: Mapping[str, str]
-    added: tuple[Origin, ...] = ()
+    added: tuple[RowReader, ...] = ()
     mixture: str | None = None
 
     @staticmethod
     def of(
-        floats: Floats, decisions: Sequence[TensorDecision], tied: Mapping[str, str], *, every: bool,
+        floats: Floats,
+        decisions: Sequence[TensorDecision],
+        tied: Mapping[str, str],
+        *,
+        every: bool,
         more: Replacements = NOTHING,
-    ) -> Actions:  # fmt: skip
+    ) -> Actions:
         """Return the actions for ``decisions``.
 
         tied: heads that are copies of an embedding. every: whether layers that are quantized already and not
         anew are written as floats. more: what is written besides, and in
         the place of what.
         """
-        origins, entries = floats.origins, floats.source.entries
+        readers, entries = floats.readers, floats.source.entries
         held, folded = list[TensorDecision](), list[TensorDecision]()
         plain, copies = array("I"), dict[str, str]()
         for number, decision in enumerate(decisions):
             name = decision.entry.name
             if decision.quantized:
                 continue
-            if name in origins:
-                (held if origins[name].layer is not None else folded).append(decision)
+            if name in readers:
+                (held if readers[name].layer is not None else folded).append(decision)
             elif name in tied:
                 copies[name] = tied[name]
             elif name not in more.gone:
                 plain.append(number)
         staying = () if every else tuple(held)
-        codes = [entry for d in staying for entry in origins[d.entry.name].stored]
+        codes = [entry for d in staying for entry in readers[d.entry.name].quantized_tensors]
         alone = not any(d.quantized for d in decisions)
         restored = (*folded, *held) if every else folded
-        words = {d.entry.name: _folded(origins[d.entry.name]) for d in folded}
+        words = {d.entry.name: _change(readers[d.entry.name]) for d in folded}
         words |= {d.entry.name: f"decoded to {d.entry.dtype}" if every else "with its codes" for d in held}
         said = (
             replace(d, reason=more.gone[d.entry.name])
@@ -76,30 +87,35 @@ class Actions:
             for d in decisions
         )
         return Actions(
-            floats=floats, staying=staying, copies=copies, decisions=compact(entries, said),
+            floats=floats,
+            staying=staying,
+            copies=copies,
+            decisions=compact(entries, said),
             added=more.added,
-            restored=tuple(origins[d.entry.name] for d in restored),
+            restored=tuple(readers[d.entry.name] for d in restored),
             kept=LazySequence(
                 len(plain) + len(codes),
                 lambda n: entries.at(plain[n]) if n < len(plain) else codes[n - len(plain)],
             ),
-        )  # fmt: skip
+        )
 
     @staticmethod
-    def copying(floats: Floats, added: Sequence[Origin]) -> Actions:
+    def copying(floats: Floats, added: Sequence[RowReader]) -> Actions:
         """Return the actions that copy all tensors of ``floats`` and add some.
 
         added: takes the place of the tensor of its name, where there is one.
         """
         entries = floats.source.entries
-        new = {origin.entry.name for origin in added}
+        new = {reader.entry.name for reader in added}
         said = (
             TensorDecision(
-                entry=entry, layer=None, why=Why.DEFAULT,
+                entry=entry,
+                layer=None,
+                why=Why.DEFAULT,
                 reason="trained" if entry.name in new else "copied",
             )
             for entry in entries.values()
-        )  # fmt: skip
+        )
         kept = array("I", (n for n, entry in enumerate(entries.values()) if entry.name not in new))
         return Actions(
             floats=floats, decisions=compact(entries, said), staying=(), restored=(), copies={},
@@ -113,7 +129,7 @@ class Actions:
 
     def rewrite(self, codec: Codec) -> bool:
         """Return whether all quantized weights keep the layout that they have."""
-        layers = ((self.floats.origin(entry).layer, to) for entry, to, _ in self.quantized)
+        layers = ((self.floats.reader(entry).layer, to) for entry, to, _ in self.quantized)
         same = (was is not None and (was.codec, was.layer.layout) == (codec, to.layout) for was, to in layers)
         return not self.restored and not self._moved(codec) and all(same)
 
@@ -148,16 +164,16 @@ class Actions:
             f"{printable(head)} is left out: config.json ties it to {printable(embedding)}, which is the same"
             for head, embedding in self.copies.items()
         ]
-        carried = {origin.entry.name.rpartition(".")[0] for origin in self.added}
-        scaled = (origin for e, _, _ in self.quantized if (origin := self.floats.origin(e)).input_scales)
+        carried = {reader.entry.name.rpartition(".")[0] for reader in self.added}
+        scaled = (reader for e, _, _ in self.quantized if (reader := self.floats.reader(e)).input_scales)
         left = (
-            origin
-            for origin in scaled
+            reader
+            for reader in scaled
             if carried.isdisjoint(
-                matrix.module for matrix in matrices(self.floats.source.entries[origin.entry.name])
+                matrix.module for matrix in matrices(self.floats.source.entries[reader.entry.name])
             )
         )
-        gone = [s.name for origin in itertools.chain(left, self.restored) for s in origin.input_scales]
+        gone = [s.name for reader in itertools.chain(left, self.restored) for s in reader.input_scales]
         if gone:
             notes.append(f"{len(gone)} scales of quantized inputs are left out, such as {printable(gone[0])}")
         if self.staying:
@@ -166,9 +182,9 @@ class Actions:
         return notes
 
 
-def _folded(origin: Origin) -> str:
+def _change(reader: RowReader) -> str:
     """Return the description of a change to a tensor of floats."""
-    return "gathered" if origin.folded is None else origin.folded.action
+    return reader.fold.action if isinstance(reader, Folded) else "gathered"
 
 
 def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> TensorDecision:
@@ -177,3 +193,56 @@ def _with_words(decision: TensorDecision, words: str | None, *, alone: bool) -> 
         return decision
     reason = words if alone else f"{decision.reason}, {words}"
     return replace(decision, reason=reason)
+
+
+def omission_notes(names: Collection[str], codec: Codec) -> list[str]:
+    """Return a note on tensors that a codec's files omit, if any."""
+    if not names:
+        return []
+    example, engine = printable(min(names)), codec.usual[0]
+    return [f"{count(len(names), 'tensor')} left out, for which {engine} has no place, such as {example}"]
+
+
+def source_notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
+    """Return notes on tied heads, lost weights, and default decisions."""
+    notes = []
+    heads = tied_heads(source)
+    if heads:
+        notes.append(f"the head ({', '.join(heads)}) is tied to the embedding and stays as that is")
+    if (source.config or {}).get("tie_word_embeddings") is True:
+        notes += [
+            f"{printable(d.entry.name)} is quantized, but config.json ties it to the embedding"
+            for d in decisions
+            if d.quantized and module_of(d.entry.name).endswith("lm_head")
+        ]
+    family = source.config or {}
+    transposed = [d for d in decisions if d.quantized and is_transposed(module_of(d.entry.name), family)]
+    if transposed:
+        notes.append(
+            f"{len(transposed)} weights are stored transposed, and their blocks run along the outputs, such "
+            "as "
+            f"{describe(transposed[0])}"
+        )
+    unknown = unknown_names(family)
+    if unknown is not None and any(not d.quantized for d in decisions):
+        notes.append(
+            f"layers that are kept have the names of the files alone in the configuration: {unknown}"
+        )
+    alone = next((n for n in (d.entry.name for d in decisions) if _is_lost(n, family)), None)
+    if alone is not None and not any(d.quantized for d in decisions):
+        notes.append(
+            f"transformers does not load {printable(alone)}: it takes the experts of this family as one "
+            "tensor, and here they are single matrices"
+        )
+    return [*notes, *remarks(decisions)]
+
+
+def _is_lost(name: str, family: Mapping[str, Any]) -> bool:
+    """Return whether transformers has no module for a single expert."""
+    return is_expert(name) and loaded_parameters(name, family) == (name,) and lacks_single_experts(family)
+
+
+def configuration_notes(texts: Collection[str]) -> Iterator[str]:
+    """Yield notes on a written configuration without a config.json."""
+    if WEIGHTS_ONLY_CONFIG in texts:
+        yield f"no config.json: the configuration is written to {WEIGHTS_ONLY_CONFIG}"

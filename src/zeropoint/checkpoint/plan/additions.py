@@ -13,8 +13,6 @@ from ...codecs.known import CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
 from ...errors import CheckpointError
 from ...methods.registry import DISTILLED
-from ..choose.recipe import RecipeText
-from ..choose.selection import Selection
 from ..read.config_text import insert_config
 from ..read.json_stream import JsonStream
 from ..read.quantized_layers import json_object
@@ -23,11 +21,12 @@ from ..read.source import CONFIG, MAX_JSON_BYTES, Source
 from ..read.storage import exists, open_file, shown
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan
-from .config_and_index import MANIFEST, graph_texts, index_name, index_text, readable
+from .config_and_index import MANIFEST, companions, graph_texts, index_name, index_text, readable
 from .float_view import Floats
 from .limits import Limits
-from .origin import NewTensor
-from .placements import Placements
+from .output_table import Outputs
+from .recipe import RecipeText
+from .row_reader import NewTensor
 from .texts import Text
 
 
@@ -40,18 +39,19 @@ def plan_with(
     ``codec`` claims the files of the source. added: they replace tensors of
     their names. texts: files whose content differs from the source's, by name. notes: for the report.
     """
-    floats = Floats(source=source, origins={}, config=None)
-    actions = Actions.copying(floats, [tensor.origin for tensor in added])
-    placements = Placements(source, actions, codec)
-    texts = {index_name(source): Text.of(index_text(placements)), **texts}
-    companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
+    floats = Floats(source=source, readers={}, config=None)
+    actions = Actions.copying(floats, [tensor.reader for tensor in added])
+    outputs = Outputs(source, actions, codec)
+    texts = {index_name(source): Text.of(index_text(outputs)), **texts}
     return CheckpointPlan(
-        source=source, codec=codec, recipe=_COPY, selection=Selection(),
-        decisions=actions.decisions, placements=placements, texts=texts,
-        limits=limits.reserve(source.entries, placements.by_name), notes=(*source.notes, *notes),
-        companions={path: source.size_of(path) for path in companions},
+        outputs=outputs,
+        recipe=_COPY,
+        texts=texts,
+        companions=companions(outputs, texts),
+        notes=(*source.notes, *notes),
+        limits=limits.reserve(source.entries, outputs.by_name),
         earlier=Text.of(_about_weights(source, ())),
-    )  # fmt: skip
+    )
 
 
 def with_trained(plan: CheckpointPlan, modules: Collection[str]) -> CheckpointPlan:
@@ -61,14 +61,12 @@ def with_trained(plan: CheckpointPlan, modules: Collection[str]) -> CheckpointPl
 
 def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPlan:
     """Return ``plan`` with tensors added to those that it writes."""
-    origins = [tensor.origin for tensor in added]
-    placements = plan.placements.with_added(origins)
+    readers = [tensor.reader for tensor in added]
+    outputs = plan.outputs.with_added(readers)
     name = index_name(plan.source)
-    texts = {name: Text.of(index_text(placements))} if name in plan.texts else {}
-    texts |= graph_texts(plan.source, plan.decisions, placements, plan.codec)
-    return replace(
-        plan, placements=placements, texts={**plan.texts, **texts}, limits=plan.limits.reserve(origins)
-    )
+    texts = {name: Text.of(index_text(outputs))} if name in plan.texts else {}
+    texts |= graph_texts(outputs)
+    return replace(plan, outputs=outputs, texts={**plan.texts, **texts}, limits=plan.limits.reserve(readers))
 
 
 _COPY = RecipeText(text="default: keep", name="copy")

@@ -24,14 +24,15 @@ from ...formats.torch_dtypes import format_of
 from ...methods.lossless import is_exact_reciprocal
 from ...recipes import Activation
 from ...schemes.structure import stored_numbers
-from ..choose.converted_layers import same_inputs
-from ..choose.decisions import TensorDecision
-from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.selection import is_fused_experts, module_of
 from ..read.storage import open_file
 from ..read.tensor_entries import TensorEntry
+from .converted_layers import same_inputs
+from .decisions import TensorDecision
+from .expert_matrices import WeightMatrix, matrices
 from .float_view import Floats
-from .origin import NewTensor, Origin
+from .row_changes import Strided
+from .row_reader import NewTensor, RowReader, StoredFloats
+from .selection import is_fused_experts, module_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Replacements:
     whether scales of a cache are written.
     """
 
-    added: tuple[Origin, ...] = ()
+    added: tuple[RowReader, ...] = ()
     gone: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     cache: bool = False
@@ -50,9 +51,11 @@ class Replacements:
     def __or__(self, other: Replacements) -> Replacements:
         """Return both."""
         return Replacements(
-            added=self.added + other.added, gone={**self.gone, **other.gone}, notes=self.notes + other.notes,
+            added=self.added + other.added,
+            gone={**self.gone, **other.gone},
+            notes=self.notes + other.notes,
             cache=self.cache or other.cache,
-        )  # fmt: skip
+        )
 
 
 NOTHING = Replacements()
@@ -102,13 +105,13 @@ def cache_scales(floats: Floats, codec: Codec) -> Replacements:
         own = place.key if match[2] == "k_scale" else place.value
         number = _number(entry)
         number = number.to(place.dtype or number.dtype).reshape(place.shape)
-        added.append(NewTensor(f"{match[1]}.{own}", entry, number).origin)
+        added.append(NewTensor(f"{match[1]}.{own}", entry, number).reader)
     return Replacements(added=tuple(added), gone=gone, cache=True)
 
 
 def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Replacements:
     """Return the biases of fused experts, split as ``decisions`` split the weights."""
-    added: list[Origin] = []
+    added: list[RowReader] = []
     gone: dict[str, str] = {}
     for decision in decisions:
         layer, entry = decision.layer, decision.entry
@@ -121,17 +124,22 @@ def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Replace
     return Replacements(added=tuple(added), gone=gone)
 
 
-def _biases(bias: TensorEntry, weight: TensorEntry) -> Iterator[Origin]:
+def _biases(bias: TensorEntry, weight: TensorEntry) -> Iterator[RowReader]:
     """Yield the bias of each matrix of fused experts."""
     assert weight.stack is not None
     item, stack = bias.nbytes // math.prod(bias.shape), weight.stack._replace(transposed=False)
     for matrix in matrices(replace(weight, shape=(*bias.shape, 1), stack=stack)):
         count = matrix.shape[0]
         entry = replace(
-            bias, name=f"{matrix.module}.bias", shape=(count,), begin=bias.begin + matrix.first * item,
+            bias,
+            name=f"{matrix.module}.bias",
+            shape=(count,),
+            begin=bias.begin + matrix.first * item,
             nbytes=count * item,
-        )  # fmt: skip
-        yield Origin(entry=entry, step=matrix.step)
+        )
+        stored = StoredFloats(entry=entry)
+        step = matrix.step
+        yield stored if step == 1 else Strided(entry=entry, of=stored, step=step, count=count)
 
 
 def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requantize: bool) -> Replacements:
@@ -142,7 +150,7 @@ def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requant
     Raises CheckpointError for a layer without them, UnsupportedError for a scale whose reciprocal, which is
     stored in its place, gives other products.
     """
-    added: list[Origin] = []
+    added: list[RowReader] = []
     changed: list[tuple[str, Activation, Activation | None]] = []
     for decision in decisions:
         name = decision.entry.name
@@ -159,9 +167,9 @@ def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requant
                     f"{printable(name)}: inputs {wanted} have scales from data, and the source has none of "
                     "them; convert to a scheme with dynamic inputs, or without"
                 )
-            origin = floats.origins[name]
+            reader = floats.readers[name]
             for matrix in matrices(decision.entry, fused=decision.layer.codec.fused_experts):
-                added += scales_of_matrix(origin, matrix, given, decision.layer, rounded=requantize)
+                added += scales_of_matrix(reader, matrix, given, decision.layer, rounded=requantize)
     return Replacements(added=tuple(added), notes=tuple(_changed_inputs(changed)))
 
 
@@ -175,19 +183,19 @@ def _changed_inputs(changed: Sequence[tuple[str, Activation, Activation | None]]
 
 
 def scales_of_matrix(
-    origin: Origin, matrix: WeightMatrix, given: Activation, layer: LayerScheme, *, rounded: bool
-) -> Iterator[Origin]:
+    reader: RowReader, matrix: WeightMatrix, given: Activation, layer: LayerScheme, *, rounded: bool
+) -> Iterator[RowReader]:
     """Yield the static input parameters of a matrix for ``layer``.
 
-    given: how the inputs were quantized in the source. origin: of the tensor in which the matrix lies: fused
+    given: how the inputs were quantized in the source. reader: of the tensor in which the matrix lies: fused
     experts have a scale each, or one together. The rest is as for :func:`input_scales`.
     """
-    names, wanted, stored = layer.codec.input_names, layer.input, origin.layer
+    names, wanted, stored = layer.codec.input_names, layer.input, reader.layer
     assert names is not None
     assert wanted is not None
     assert stored is not None
     parts: dict[str, TensorEntry] = {}
-    for entry in origin.input_scales:
+    for entry in reader.input_scales:
         what, kind = _kind_of(entry.name)
         if what != "output":
             parts.setdefault(kind, entry)
@@ -215,10 +223,10 @@ def scales_of_matrix(
             )
         number = 1 / number
     suffix = names.needed(wanted)
-    yield NewTensor(f"{matrix.module}.{suffix}", origin.entry, number.reshape(names.shape)).origin
+    yield NewTensor(f"{matrix.module}.{suffix}", reader.entry, number.reshape(names.shape)).reader
     if "zero_point" in parts:
         zero = _number(parts["zero_point"], stored.experts, expert).reshape(names.shape)
-        yield NewTensor(f"{matrix.module}.{names.zero_point}", origin.entry, zero).origin
+        yield NewTensor(f"{matrix.module}.{names.zero_point}", reader.entry, zero).reader
 
 
 def _kind_of(name: str) -> tuple[str, str]:

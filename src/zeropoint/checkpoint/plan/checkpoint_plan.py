@@ -1,7 +1,7 @@
 """The plan of a run: each tensor's action, each output byte's place.
 
 A plan is a value: what is quantized and how, what is kept and why, which files come out with which headers
-and offsets (placement.py), how much memory and disk it takes. run/loop.py makes no more decisions.
+and offsets (output_table.py), how much memory and disk it takes. run/loop.py makes no more decisions.
 This module reads no weights.
 """
 
@@ -25,29 +25,25 @@ from ...methods import OF_TABLES, ROTATING, Scope
 from ...methods.channels import kept_with_codes
 from ...recipes import Recipe
 from ...results import Result
-from ..choose.converted_layers import conversions
-from ..choose.decisions import TensorDecision, decide, split_sets
-from ..choose.recipe import KEEP, KEPT, RecipeText, one_scheme
-from ..choose.selection import FLOATS, DequantizePolicy, Selection, check_patterns, require_model
-from ..choose.tied import tied_copies
 from ..read.source import Source
 from ..read.storage import shown
-from .actions import Actions
+from .actions import Actions, configuration_notes, omission_notes, source_notes
 from .carried_scales import NOTHING, replacements
-from .config_and_index import MANIFEST, index_and_config
-from .cuts import tile_bytes, tile_shape
-from .file_heads import model_files
+from .config_and_index import companions, index_and_config
+from .converted_layers import conversions
+from .decisions import TensorDecision, decide, split_sets
 from .float_view import Floats, as_floats, unquantized
-from .gathered import require_order
 from .limits import Limits
-from .output_shards import OutputShard, SharedScale
-from .placement import Placement
-from .placements import Placements
+from .output_files import OutputShard, SharedScale, model_files
+from .output_table import Outputs
+from .output_tensors import Output, tile_bytes, tile_shape
 from .plan_document import plan_document
-from .plan_notes import configuration_notes, omission_notes, source_notes
+from .recipe import KEEP, KEPT, RecipeText, one_scheme
 from .rescaled import RESCALED, changed_by, folds_text, rescaled_floats
 from .rotated import ROTATED, require_unrotated, rotated_floats, rotation_in, rotation_notes, rotation_text
+from .selection import FLOATS, DequantizePolicy, Selection, check_patterns, require_model
 from .texts import Text
+from .tied import tied_copies
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ...methods import Loss
@@ -68,20 +64,17 @@ class SolvedWeight(NamedTuple):
 class CheckpointPlan(Result):
     """Everything that a run does; see the module.
 
-    codec: what the files are written in. recipe, selection: what was asked for. texts: name to content of
-    the small files that are written, the index and the configuration. companions: path to bytes of the files
-    that are copied. notes: sentences for the report. solved: codes of weights, by module.
-    rotation: of the model, or None. folds: what rescaled channels mean for tensors, by name. earlier: what an
-    earlier run said of each weight, which is copied, as ``[module, record]`` in a line of JSON each. asked: a
-    digest of all that solved weights follow from, known before they are; empty where none are solved.
+    recipe, selection: what was asked for. texts: name to content of the small files that are written, the
+    index and the configuration. companions: path to bytes of the files that are copied. notes: sentences for
+    the report. solved: codes of weights, by module. rotation: of the model, or None. folds: what rescaled
+    channels mean for tensors, by name. earlier: what an earlier run said of each weight, which is copied, as
+    ``[module, record]`` in a line of JSON each. asked: a digest of all that solved weights follow from, known
+    before they are; empty where none are solved.
     """
 
-    source: Source
-    codec: Codec
+    outputs: Outputs
     recipe: RecipeText
-    selection: Selection
-    decisions: Sequence[TensorDecision]
-    placements: Placements
+    selection: Selection = field(default_factory=Selection)
     texts: Mapping[str, Text]
     companions: Mapping[Path, int]
     notes: tuple[str, ...]
@@ -94,44 +87,59 @@ class CheckpointPlan(Result):
     asked: str = ""
 
     @property
-    def weights(self) -> Sequence[Placement]:
-        """Placements that are quantized."""
-        return self.placements.weights
+    def source(self) -> Source:
+        """The checkpoint that is read."""
+        return self.outputs.source
 
     @property
-    def kept(self) -> Sequence[Placement]:
-        """Placements that are copied."""
-        return self.placements.kept
+    def codec(self) -> Codec:
+        """Layout of the files that are written."""
+        return self.outputs.codec
 
     @property
-    def restored(self) -> Sequence[Placement]:
-        """Placements that are written as floats."""
-        return self.placements.restored
+    def decisions(self) -> Sequence[TensorDecision]:
+        """Decision about each tensor of the source, with its reason."""
+        return self.outputs.actions.decisions
+
+    @property
+    def weights(self) -> Sequence[Output]:
+        """Outputs that are quantized."""
+        return self.outputs.weights
+
+    @property
+    def kept(self) -> Sequence[Output]:
+        """Outputs that are copied."""
+        return self.outputs.kept
+
+    @property
+    def restored(self) -> Sequence[Output]:
+        """Outputs that are written as floats."""
+        return self.outputs.restored
 
     @property
     def shards(self) -> tuple[OutputShard, ...]:
         """The files of weights."""
-        return self.placements.shards
+        return self.outputs.shards
 
     @property
     def layers(self) -> tuple[LayerScheme, ...]:
         """The schemes of weights, in the order of their first weight."""
-        return self.placements.layers
+        return self.outputs.layers
 
     def seen(self, floats: Floats) -> Floats:
         """Return ``floats`` rotated and with rescaled channels, as the plan asks."""
         floats = floats if self.rotation is None else rotated_floats(floats, self.rotation)
-        return rescaled_floats(floats, self.folds)
+        return rescaled_floats(floats, self.folds) if self.folds else floats
 
     @property
-    def processed(self) -> Iterator[Placement]:
+    def processed(self) -> Iterator[Output]:
         """All that is more than copied."""
         return itertools.chain(self.weights, self.restored)
 
     @property
     def processed_bytes(self) -> int:
         """Bytes of all processed and copied tensors, codes counted as floats."""
-        return sum(item.extent * item.line_bytes for item in self.placements.all)
+        return sum(item.extent * item.line_bytes for item in self.outputs.all)
 
     @property
     def source_bytes(self) -> int:
@@ -197,7 +205,7 @@ class CheckpointPlan(Result):
     @property
     def bits_per_value(self) -> float:
         """Average bits that a quantized number takes, scales and zero points counted."""
-        return 8 * self.placements.weight_bytes / max(1, self.quantized_values)
+        return 8 * self.outputs.weight_bytes / max(1, self.quantized_values)
 
     @property
     def peak_memory(self) -> int:
@@ -210,7 +218,7 @@ class CheckpointPlan(Result):
     @property
     def shared_scales(self) -> tuple[SharedScale, ...]:
         """The sets of weights that take one tensor scale together."""
-        members: dict[str, list[Placement]] = {}
+        members: dict[str, list[Output]] = {}
         for weight in self.weights:
             if weight.share is not None:
                 members.setdefault(weight.share, []).append(weight)
@@ -228,9 +236,9 @@ class CheckpointPlan(Result):
         return tuple(d for d in self.decisions if d.kept_by_default)
 
 
-def kinds_of(items: Iterable[Placement]) -> list[Placement]:
+def kinds_of(items: Iterable[Output]) -> list[Output]:
     """Return one of each kind."""
-    found: dict[Hashable, Placement] = {}
+    found: dict[Hashable, Output] = {}
     for item in items:
         found.setdefault(item.kind, item)
     return list(found.values())
@@ -265,7 +273,8 @@ def make_plan(
         floats = rotated_floats(plain, rotation)
     floats = floats.in_pieces(codec, selection.floats)
     omitted = floats.omitted(codec)
-    floats = rescaled_floats(floats.without(omitted), folds or {})
+    floats = floats.without(omitted)
+    floats = rescaled_floats(floats, folds) if folds else floats
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
@@ -273,9 +282,8 @@ def make_plan(
     more = NOTHING
     if converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT
-        decisions = conversions(
-            floats.source, decisions, floats.quantized, codec, to=_only_layer(recipe, codec), requantize=anew
-        )
+        only = _only_layer(recipe, codec)
+        decisions = conversions(floats, decisions, codec, only, requantize=anew)
         more = replacements(floats, decisions, codec, requantize=anew)
     merged = mixture is None and not MERGING.isdisjoint(codec.usual)
     split = split_sets(decisions) if merged else []
@@ -289,12 +297,10 @@ def make_plan(
     actions = Actions.of(floats, decisions, tied, every=every, more=more)
     actions = replace(actions, mixture=mixture)
     actions.require_sense(codec, every=every)
-    placements = Placements(source, actions, codec)
-    limits = limits.reserve(source.entries, placements.by_name)
-    remarks = codec.model_format.remarks(model_files(source, source.shards[0], placements.layers))
-    texts, remarks_of_files = index_and_config(
-        floats, decisions, placements, codec, staying=actions.staying, cache=more.cache
-    )
+    outputs = Outputs(source, actions, codec)
+    limits = limits.reserve(source.entries, outputs.by_name)
+    remarks = codec.model_format.remarks(model_files(source, source.shards[0], outputs.layers))
+    texts, remarks_of_files = index_and_config(outputs, cache=more.cache)
     notes = list[str]()
     if rotation is not None:
         texts = {**texts, ROTATED: Text.of(rotation_text(rotation))}
@@ -302,20 +308,22 @@ def make_plan(
         notes += rotation_notes(floats, plain.source, rotation, methods)
     if folds:
         texts = {**texts, RESCALED: Text.of(folds_text(folds))}
-    companions = [path for path in floats.source.companions if str(path) not in (*texts, MANIFEST)]
+    notes += [*source_notes(floats.source, decisions), *configuration_notes(texts), *split, *actions.notes()]
+    notes += [*remarks, *remarks_of_files, *omission_notes(omitted, codec), *more.notes]
     plan = CheckpointPlan(
-        source=source, codec=codec, recipe=text, selection=selection, decisions=actions.decisions,
-        placements=placements, texts=texts, limits=limits, rotation=rotation, folds=folds or {},
-        notes=(
-            *source.notes, *notes, *source_notes(floats.source, decisions), *configuration_notes(texts),
-            *split, *actions.notes(), *remarks, *remarks_of_files, *omission_notes(omitted, codec),
-            *more.notes,
-        ),
-        companions={path: source.size_of(path) for path in companions},
-    )  # fmt: skip
+        outputs=outputs,
+        recipe=text,
+        selection=selection,
+        texts=texts,
+        companions=companions(outputs, texts),
+        notes=(*source.notes, *notes),
+        limits=limits,
+        rotation=rotation,
+        folds=folds or {},
+    )
     for weight in kinds_of(plan.processed):
         tile_shape(weight, limits)
-        require_order(weight)
+        weight.require_order()
     return plan
 
 
@@ -329,9 +337,13 @@ def with_folds(plan: CheckpointPlan, folds: Mapping[str, ChannelFold]) -> Checkp
         plan.source, plan.recipe, selection=plan.selection, limits=plan.limits, codec=plan.codec, folds=folds
     )
     return replace(
-        made, statistics=plan.statistics, solved=plan.solved, limits=plan.limits, notes=plan.notes,
+        made,
+        statistics=plan.statistics,
+        solved=plan.solved,
+        limits=plan.limits,
+        notes=plan.notes,
         asked=plan.asked,
-    )  # fmt: skip
+    )
 
 
 def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:
@@ -381,7 +393,7 @@ def _floats(source: Source, selection: Selection) -> Floats:
     if selection.dequantize is DequantizePolicy.NONE:
         return unquantized(source)
     floats = as_floats(source, dtype=None if selection.floats is None else TORCH_DTYPES[selection.floats])
-    if selection.dequantize.converts and not floats.origins:
+    if selection.dequantize.converts and not floats.readers:
         raise CheckpointError(f"{shown(source.root)} holds no codes to convert; use zeropoint quantize")
     return floats
 

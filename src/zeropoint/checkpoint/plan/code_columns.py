@@ -1,68 +1,44 @@
-"""Bands of columns of a matrix in codes.
-
-A file that is cut along rows is read some rows at a time, and the other columns are dropped.
-"""
+"""Rows, columns and joins of matrices in codes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from ...codecs.tensor_fields import COLUMNS
+from ...errors import UnsupportedError
 from ...layout.packing import packed_length
 from ...params import QuantizationParams
 from ...params.tensors import granularities
+from ...schemes import Granularity, Scheme
 from ...tensor import QuantizedTensor
-from ..read.decoding import read_part
-from ..read.quantized_layers import StoredLayer
-from ..read.storage import OpenFile, Place
-from .origin import Origin
-
-_VALUES = 1 << 20
-"""Values of whole rows that are read at once, of which columns are kept."""
-_WHOLE_BYTES = 8
-"""Codes of any number of bits that end where a byte ends."""
 
 
-def columns_alignment(layer: StoredLayer) -> int:
-    """Return the multiple for bands of columns: whole blocks and bytes."""
-    own = layer.codec.alignment(layer.layer, layer.shape) if _cut_so(layer) else 1
-    return math.lcm(_WHOLE_BYTES, own, *_extents(layer, COLUMNS))
-
-
-def read_code_columns(
-    origin: Origin, files: Mapping[Place, OpenFile], rows: range, columns: tuple[int, int]
-) -> QuantizedTensor:
-    """Return a band of columns, (first, count), of rows in codes.
-
-    See :meth:`Origin.codes`. The first is a multiple of :func:`columns_alignment`, and so is the count unless
-    they are the last.
-    """
-    layer, (start, count) = origin.layer, columns
-    assert layer is not None
-    if _cut_so(layer) and origin.same and rows.step == 1:
-        return replace(read_part(layer, files, rows, range(start, start + count)), dtype=origin.dtype)
-    height = math.lcm(origin.alignment, *_extents(layer, 0))
-    step = max(1, _VALUES // max(1, layer.shape[1]) // height) * height
-    pieces = (origin.codes(files, rows[at : at + step]) for at in range(0, len(rows), step))
-    return _stacked([_columns_of(piece, start, count) for piece in pieces])
-
-
-def _cut_so(layer: StoredLayer) -> bool:
-    """Return whether the file cuts a layer along its columns."""
-    return layer.codec.axis(layer.layer) == COLUMNS
-
-
-def _extents(layer: StoredLayer, axis: int) -> list[int]:
+def extents(scheme: Scheme, shape: tuple[int, int], axis: int) -> list[int]:
     """Return the block lengths of all split parameters along an axis."""
-    every = granularities(layer.weight)
-    return [found.block_shape(layer.shape)[axis] for found in every if found.grid(layer.shape)[axis] > 1]
+    found = (each for each in granularities(scheme) if each.grid(shape)[axis] > 1)
+    return [each.block_shape(shape)[axis] for each in found]
 
 
-def _columns_of(q: QuantizedTensor, start: int, count: int) -> QuantizedTensor:
+def rows_of(q: QuantizedTensor, rows: torch.Tensor) -> QuantizedTensor:
+    """Return some rows of codes; raises UnsupportedError for shared parameters."""
+    if any(len(numbers) not in (1, q.shape[0]) for numbers in q.params.stored):
+        raise UnsupportedError(f"rows in another order than in the file share a scale in {q.scheme}")
+    stored = [numbers if len(numbers) == 1 else numbers[rows] for numbers in q.params.stored]
+    params = QuantizationParams.of(q.scheme, (len(rows), q.shape[1]), q.params.dtype, stored)
+    return replace(q, data=q.data[rows], params=params, shape=(len(rows), q.shape[1]))
+
+
+def under_one_scale(q: QuantizedTensor) -> QuantizedTensor:
+    """Replace the equal block scales of codes by one tensor scale."""
+    (level,) = q.scheme.scales
+    scheme = replace(q.scheme, scales=(replace(level, granularity=Granularity.tensor()),))
+    scale = q.params.stored[0].flatten()[:1].clone()
+    return replace(q, params=QuantizationParams.of(scheme, q.shape, q.params.dtype, [scale]))
+
+
+def columns_of(q: QuantizedTensor, start: int, count: int) -> QuantizedTensor:
     """Return columns of whole blocks and bytes of a matrix in codes."""
     bits, (rows, _), stored = q.scheme.bits, q.shape, []
     for found, numbers in zip(granularities(q.scheme), q.params.stored, strict=True):
@@ -74,7 +50,7 @@ def _columns_of(q: QuantizedTensor, start: int, count: int) -> QuantizedTensor:
     return replace(q, data=data, params=params, shape=(rows, count))
 
 
-def _stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
+def stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
     """Return matrices of codes, in whole blocks, joined along the rows."""
     first = parts[0]
     shape = (sum(part.shape[0] for part in parts), first.shape[1])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from ...architectures import Config
 from ...codecs.containers import CONTAINERS
@@ -15,35 +16,30 @@ from ...codecs.registry import codec_of
 from ...errors import CheckpointError
 from ...libraries import reading
 from ...loaded_names import loaded_parameters
-from ..choose.decisions import TensorDecision
-from ..choose.expert_matrices import matrices
-from ..choose.selection import WEIGHT, Why, module_of, subject_of
-from ..choose.tied import tied_heads
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG, insert_config
 from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
 from ..read.tensor_entries import Entries
+from .actions import Actions
+from .decisions import TensorDecision
+from .expert_matrices import matrices
 from .float_view import Floats
-from .placements import Placements
+from .output_table import Outputs
+from .selection import WEIGHT, Why, module_of, subject_of
 from .texts import Text
+from .tied import tied_heads
 
 MANIFEST = "zeropoint_manifest.json"
 """File of a run's digests and error statistics; a source's is not copied."""
 
 
-def index_and_config(
-    floats: Floats, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec, *,
-    staying: Sequence[TensorDecision] = (), cache: bool = False,
-) -> tuple[dict[str, Text], tuple[str, ...]]:  # fmt: skip
+def index_and_config(outputs: Outputs, *, cache: bool = False) -> tuple[dict[str, Text], tuple[str, ...]]:
     """Return the index, the configuration, and the other files of the codec.
 
-    By file name, with notes on them. placements: of all output tensors. staying: layers that keep the codes
-    which the configuration of ``floats`` describes. cache: whether scales of a cache are among the tensors.
+    By file name, with notes on them. cache: whether scales of a cache are among the tensors.
     """
-    source = floats.source
-    texts = (
-        {index_name(source): Text.of(index_text(placements))} if CONTAINERS[codec.container].indexed else {}
-    )
-    documents = _config(floats, decisions, placements, codec, staying=staying)
+    source, codec = outputs.actions.floats.source, outputs.codec
+    texts = {index_name(source): Text.of(index_text(outputs))} if CONTAINERS[codec.container].indexed else {}
+    documents = _config(outputs, outputs.actions)
     if cache:
         documents = _with_cache(documents, codec)
     config = documents.section
@@ -63,15 +59,19 @@ def index_and_config(
     return texts, documents.notes
 
 
-def graph_texts(
-    source: Source, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec
-) -> dict[str, Text]:
+def graph_texts(outputs: Outputs) -> dict[str, Text]:
     """Return the result's graph with its tensors' places, if it has one."""
-    if not CONTAINERS[codec.container].has_graph:
+    if not CONTAINERS[outputs.codec.container].has_graph:
         return {}
-    floats = Floats(source=source, origins={}, config=None)
-    documents = _config(floats, decisions, placements, codec, staying=())
+    floats = Floats(source=outputs.source, readers={}, config=None)
+    documents = _config(outputs, replace(outputs.actions, floats=floats, staying=()))
     return {name: Text.of(each) for name, each in documents.files.items() if isinstance(each, bytes)}
+
+
+def companions(outputs: Outputs, texts: Collection[str]) -> dict[Path, int]:
+    """Return the bytes of copied files, without ``texts`` and a manifest."""
+    paths = outputs.actions.floats.source.companions
+    return {path: outputs.source.size_of(path) for path in paths if str(path) not in (*texts, MANIFEST)}
 
 
 def index_name(source: Source) -> str:
@@ -89,11 +89,11 @@ def _unpacked(source: Source, codec: Codec) -> dict[str, Text]:
     return {} if present & files.keys() else {name: Text.of(text) for name, text in files.items()}
 
 
-def index_text(placements: Placements) -> Iterator[str]:
+def index_text(outputs: Outputs) -> Iterator[str]:
     """Yield the index as json.dumps writes it with an indent of 2."""
-    yield f'{{\n  "metadata": {{\n    "total_size": {placements.nbytes}\n  }},\n  "weight_map": {{'
+    yield f'{{\n  "metadata": {{\n    "total_size": {outputs.nbytes}\n  }},\n  "weight_map": {{'
     comma = ""
-    for name, shard in placements.files():
+    for name, shard in outputs.files():
         yield f"{comma}\n    {json.dumps(name)}: {json.dumps(shard)}"
         comma = ","
     yield "\n  }\n}\n"
@@ -109,15 +109,16 @@ def readable(text: Text) -> Text:
     return text
 
 
-def _config(
-    floats: Floats, decisions: Sequence[TensorDecision], placements: Placements, codec: Codec, *,
-    staying: Sequence[TensorDecision],
-) -> Documents:  # fmt: skip
-    """Return the codec's configuration files; nothing where nothing is quantized."""
+def _config(outputs: Outputs, actions: Actions) -> Documents:
+    """Return the codec's configuration files; nothing where nothing is quantized.
+
+    actions: of ``outputs``, whose floats may be others.
+    """
+    floats, decisions = actions.floats, actions.decisions
     if not any(decision.quantized for decision in decisions):
         return Documents(section=None)
     family, entries = floats.source.config or {}, floats.source.entries
-    codes = {decision.entry.name for decision in staying}
+    codes = {decision.entry.name for decision in actions.staying}
 
     def modules() -> Iterator[Module]:
         for decision in decisions:
@@ -132,7 +133,7 @@ def _config(
                 yield Module(module_of(entry.name), None)
 
     def tensors() -> Iterator[Found]:
-        for t in placements.by_name:
+        for t in outputs.by_name:
             yield Found(Row(t.name, t.spec.dtype, t.spec.shape, t.nbytes), t.begin, t.shard)
 
     kept = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))
@@ -141,7 +142,7 @@ def _config(
         family=family, previous=floats.config or {}, tensors=tensors, graph=floats.source.graph,
     )  # fmt: skip
     with reading("the configuration of the source cannot be carried over", "correct it, or remove it"):
-        return codec.documents(contents)
+        return outputs.codec.documents(contents)
 
 
 def _with_cache(documents: Documents, codec: Codec) -> Documents:

@@ -18,14 +18,14 @@ from ...errors import CheckpointError, printable, size_of
 from ...libraries import reading
 from ...own_files import FileKind, OwnFile
 from ...recipes.document import read_bounded
-from ..choose.recipe import RecipeText
-from ..choose.selection import DequantizePolicy, Selection
 from ..read.source import Source
 from ..read.storage import shown
 from .checkpoint_plan import CheckpointPlan, make_plan
 from .identity import OF_SOURCE, SHARD, identity, require_same
 from .limits import Limits
 from .plan_document import FORMAT, VERSION, plan_document, tensor_documents
+from .recipe import RecipeText
+from .selection import DequantizePolicy, Selection
 
 _MAX_BYTES = 1 << 31
 _PLAN = FileKind("plan", FORMAT.encode())

@@ -1,7 +1,7 @@
 """A checkpoint seen as floats: one float tensor for each quantized layer.
 
 Such a tensor has a name, a dtype and a shape, and lies in no file. Everything that plans with names and
-shapes works on this view; what reads rows asks the origin (origin.py).
+shapes works on this view; readers give the rows (row_reader.py).
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from ...codecs.safetensors_dtypes import FILE_DTYPES
 from ...codecs.stored_forms import OMITTED
 from ...errors import CheckpointError, UnsupportedError
 from ...recipes import Activation
-from ..choose.expert_matrices import has_one_scale_each
-from ..choose.expert_stacks import with_stacks
-from ..choose.selection import module_of, require_unquantized
 from ..read.config_text import WEIGHTS_ONLY_CONFIG, without_keys
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import Source
 from ..read.storage import shown
 from ..read.tensor_entries import Entries, TensorEntry
+from .decoded import Decoded
+from .expert_matrices import has_one_scale_each, with_stacks
 from .gathered import in_pieces
-from .origin import Origin
+from .row_changes import Transposed, in_model_form
+from .row_reader import RowReader, StoredFloats
+from .selection import module_of, require_unquantized
 
 _LISTED = 10
 
@@ -42,33 +43,38 @@ _OF_QUANTIZATION = frozenset((WEIGHTS_ONLY_CONFIG, *TOOL_FILES))
 class Floats:
     """A checkpoint seen as if it were not quantized.
 
-    source: with one tensor of floats for each quantized layer, and no configuration of quantization. origins:
-    by name, of what it holds as codes. config: what its configuration said of quantization, or None. reader:
-    what its codec reads there, or None.
+    source: with one tensor of floats for each quantized layer, and no configuration of quantization. readers:
+    by name, of what it holds as codes. config: what its configuration said of quantization, or None.
+    config_reader: what its codec reads there, or None.
     """
 
     source: Source
-    origins: Mapping[str, Origin]
+    readers: Mapping[str, RowReader]
     config: Mapping[str, Any] | None
-    reader: Reader | None = None
+    config_reader: Reader | None = None
 
     def quantized(self, name: str) -> tuple[StoredLayer, Activation | None] | None:
         """Return a tensor's quantized layer and its input quantization, or None."""
-        origin = self.origins.get(name)
-        if origin is None or origin.layer is None or self.reader is None:
+        found = self.readers.get(name)
+        if found is None or found.layer is None or self.config_reader is None:
             return None
-        return origin.layer, self.reader.input_of(origin.layer.module)
+        return found.layer, self.config_reader.input_of(found.layer.module)
 
-    def origin(self, entry: TensorEntry) -> Origin:
-        """Return where the rows of one of its tensors come from."""
-        if entry.use is not None and entry.use.transposed and entry.name not in self.origins:
-            return Origin(entry=replace(entry, shape=entry.shape[::-1]), transposed=True)
-        transposed = entry.stack is not None and entry.stack.transposed
-        return self.origins.get(entry.name) or Origin(entry=entry, transposed=transposed)
+    def reader(self, entry: TensorEntry) -> RowReader:
+        """Return the reader of one of its tensors."""
+        found = self.readers.get(entry.name)
+        if found is not None:
+            return found
+        if entry.use is not None and entry.use.transposed:
+            entry = replace(entry, shape=entry.shape[::-1])
+        elif entry.stack is None or not entry.stack.transposed:
+            return in_model_form(StoredFloats(entry=entry))
+        return Transposed(entry=entry, of=StoredFloats(entry=entry))
 
     def in_pieces(self, codec: Codec, dtype: str | None = None) -> Floats:
         """Return the checkpoint with a codec's tensors, converted floats in ``dtype``."""
-        return in_pieces(self, codec, dtype)
+        same = self.source.container.name == codec.container
+        return self if same else in_pieces(self, codec, dtype)
 
     def omitted(self, codec: Codec) -> set[str]:
         """Return the tensors that a codec's files omit, as engines do."""
@@ -81,14 +87,14 @@ class Floats:
         if not names:
             return self
         left = Entries(entry for entry in self.source.entries.values() if entry.name not in names)
-        origins = MappingProxyType({name: o for name, o in self.origins.items() if name not in names})
-        return replace(self, source=replace(self.source, entries=left), origins=origins)
+        readers = MappingProxyType({name: r for name, r in self.readers.items() if name not in names})
+        return replace(self, source=replace(self.source, entries=left), readers=readers)
 
 
 def unquantized(source: Source) -> Floats:
     """Return an unquantized checkpoint; raises CheckpointError for a quantized one."""
     require_unquantized(source.entries.values(), source.config, shown(source.root))
-    return Floats(source=with_stacks(source), origins=MappingProxyType({}), config=None)
+    return Floats(source=with_stacks(source), readers=MappingProxyType({}), config=None)
 
 
 def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
@@ -109,8 +115,8 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
     if stored.problems:
         listed = "; ".join(map(str, stored.problems[:_LISTED]))
         raise CheckpointError(f"{place} cannot be dequantized: {listed}; pass the original checkpoint")
-    origins = Origins(source, stored, dtype or (None if source.graph else _declared_dtype(source)))
-    entries = _float_entries(source, origins)
+    readers = DecodedLayers(source, stored, dtype or (None if source.graph else _declared_dtype(source)))
+    entries = _float_entries(source, readers)
     floats = replace(
         source,
         entries=entries,
@@ -124,17 +130,17 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
     )
     require_unquantized(floats.entries.values(), floats.config, place)
-    return Floats(source=with_stacks(floats), origins=origins, config=config, reader=stored.reader)
+    return Floats(source=with_stacks(floats), readers=readers, config=config, config_reader=stored.reader)
 
 
-class Origins(Mapping[str, Origin]):
+class DecodedLayers(Mapping[str, RowReader]):
     """Quantized layers as tensors of floats, by name, each made on request."""
 
     def __init__(self, source: Source, stored: StoredLayers, dtype: torch.dtype | None) -> None:
         self._entries, self._stored, self._dtype = source.entries, stored, dtype
         self._experts = expert_layout(source.config or {})
 
-    def __getitem__(self, name: str) -> Origin:
+    def __getitem__(self, name: str) -> RowReader:
         for module in (module_of(name), name):
             number = self._stored.modules.number(module)
             if number is not None and self._stored.layers[number].name == name:
@@ -147,29 +153,36 @@ class Origins(Mapping[str, Origin]):
     def __len__(self) -> int:
         return len(self._stored.layers)
 
-    def _of(self, layer: StoredLayer) -> Origin:
+    def _of(self, layer: StoredLayer) -> RowReader:
         joint = "." if layer.experts is None else "_"
         scales = (self._entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
         transposed = layer.experts is not None and self._experts.transposed
         matrix, dtype = layer.shape[::-1] if transposed else layer.shape, self._dtype or layer.dtype
         entry = TensorEntry(
-            name=layer.name, dtype=FILE_DTYPES[dtype], begin=0, file=layer.codes.file,
+            name=layer.name,
+            dtype=FILE_DTYPES[dtype],
+            begin=0,
+            file=layer.codes.file,
             shape=matrix if layer.experts is None else (layer.experts, *matrix),
-            nbytes=layer.values * dtype.itemsize, use=layer.codec.use,
-        )  # fmt: skip
-        scales_there = tuple(filter(None, scales))
-        one = has_one_scale_each(layer, self._experts)
-        return Origin(
-            entry=entry, layer=layer, input_scales=scales_there, transposed=transposed, one_scale=one
+            nbytes=layer.values * dtype.itemsize,
+            use=layer.codec.use,
         )
+        decoded = Decoded(
+            entry=entry,
+            quantized=layer,
+            scales=tuple(filter(None, scales)),
+            inputs_first=transposed,
+            one_scale=has_one_scale_each(layer, self._experts),
+        )
+        return in_model_form(decoded)
 
 
-def _float_entries(source: Source, origins: Mapping[str, Origin]) -> Entries:
+def _float_entries(source: Source, readers: Mapping[str, RowReader]) -> Entries:
     """Return the entries of ``source`` with one entry per quantized layer."""
-    if not origins:
+    if not readers:
         return source.entries
-    floats = {o.layer.codes.name: o.entry for o in origins.values() if o.layer is not None}
-    gone = {entry.name for origin in origins.values() for entry in origin.stored}
+    floats = {r.layer.codes.name: r.entry for r in readers.values() if r.layer is not None}
+    gone = {entry.name for reader in readers.values() for entry in reader.quantized_tensors}
     return Entries(
         floats.get(name, entry)
         for name, entry in zip(source.entries, source.entries.values(), strict=True)

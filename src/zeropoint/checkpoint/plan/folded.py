@@ -9,14 +9,16 @@ the end. A piece holds whole blocks of both sides, so no bit depends on how a ma
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 
 from ...methods.channels import ChannelFold
 from ...ops.rotation import Rotation
-from ..read.tensor_entries import TensorEntry
+from ..read.storage import Files, Place
+from .row_reader import Buffer, RowReader, by_expert
 
 _PIECE = 1 << 18
 """Numbers that are worked on at once, where blocks are not larger."""
@@ -35,18 +37,18 @@ class RotatedSide(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class FoldedRotation:
     """Rotations and a norm folded into a matrix; see the module.
 
-    inputs, outputs: the rotations of its sides. norm: the tensor that holds the weight of the norm before it.
-    one: what that norm adds to its weight.
+    inputs, outputs: the rotations of its sides. norm: the reader of the weight of the norm before it. one:
+    what that norm adds to its weight.
     """
 
     action: ClassVar[str] = "rotated"
 
     inputs: RotatedSide | None = None
     outputs: RotatedSide | None = None
-    norm: TensorEntry | None = None
+    norm: RowReader | None = None
     one: float = 0.0
 
     @property
@@ -82,12 +84,12 @@ class FoldedNorm:
 
     action: ClassVar[str] = "folded into what reads it"
     block_rows: ClassVar[int] = 1
-    norm: ClassVar[TensorEntry | None] = None
+    norm: ClassVar[RowReader | None] = None
 
     one: float = 0.0
 
-    def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:  # noqa: ARG002 (as above)
-        """Write into ``out`` what is left of ``x``; see :meth:`Folded.fill`."""
+    def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:
+        """Write into ``out`` what is left of ``x``; see :meth:`FoldedRotation.fill`."""
         out.fill_(1 - self.one)
 
 
@@ -95,34 +97,59 @@ class FoldedNorm:
 class FoldedChannels:
     """Rescaled channels of a tensor of one or all experts.
 
-    matrices: of each matrix, in order. height: rows of each. before: what is folded into the tensor first.
+    matrices: of each matrix, in order. height: rows of each.
     """
 
     action: ClassVar[str] = "its channels are rescaled"
+    block_rows: ClassVar[int] = 1
+    norm: ClassVar[RowReader | None] = None
 
     matrices: tuple[ChannelFold | None, ...]
     height: int
-    before: Folded | FoldedNorm | None = None
+
+    def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:
+        """Write the rescaled rows ``x`` into ``out``; see :meth:`FoldedRotation.fill`."""
+        for number, row, part in by_expert(first, x, self.height):
+            fold, at = self.matrices[number], number * self.height + row - first
+            out[at : at + len(part)] = part if fold is None else fold.of(part, row)
+
+
+Fold: TypeAlias = FoldedRotation | FoldedNorm | FoldedChannels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded(RowReader):
+    """Rows with a rotation, a norm or factors of channels folded in.
+
+    Rounded to the dtype of ``entry``, so that a second fold starts from the stored values of the first.
+    """
+
+    of: RowReader
+    fold: Fold
+
+    @property
+    def files(self) -> tuple[Place, ...]:
+        norm = () if self.fold.norm is None else self.fold.norm.files
+        return tuple(dict.fromkeys((*self.of.files, *norm)))
 
     @property
     def block_rows(self) -> int:
-        """See :class:`Folded`."""
-        return 1 if self.before is None else self.before.block_rows
+        return math.lcm(self.fold.block_rows, self.of.block_rows)
 
     @property
-    def norm(self) -> TensorEntry | None:
-        """See :class:`Folded`."""
-        return None if self.before is None else self.before.norm
+    def alignment(self) -> int:
+        return math.lcm(self.fold.block_rows, self.of.alignment)
 
-    def fill(self, out: torch.Tensor, x: torch.Tensor, first: int, weight: torch.Tensor | None) -> None:
-        """Write the rescaled rows ``x`` into ``out``; see :meth:`Folded.fill`."""
-        if self.before is not None:
-            # Rounded in between, as a rotated checkpoint is before its channels are rescaled.
-            self.before.fill(x, x, first, weight)
-        done = 0
-        while done < len(x):
-            number, row = divmod(first + done, self.height)
-            end = done + min(len(x) - done, self.height - row)
-            fold = self.matrices[number]
-            out[done:end] = x[done:end] if fold is None else fold.of(x[done:end], row)
-            done = end
+    @property
+    def copies(self) -> tuple[int, int]:
+        copies, beneath = self.of.copies
+        return copies if self.entry == self.of.entry else 3 * copies, beneath
+
+    def read(self, files: Files, start: int, rows: int, buffer: Buffer) -> torch.Tensor:
+        out, norm = self.view(buffer, rows), self.fold.norm
+        same = self.of.dtype == self.dtype
+        space = buffer if same else bytearray(out.numel() * self.of.dtype.itemsize)
+        x = self.of.read(files, start, rows, space)
+        weight = None if norm is None else norm.read(files, 0, self.columns, bytearray(norm.entry.nbytes))
+        self.fold.fill(out, x, start, weight)
+        return out

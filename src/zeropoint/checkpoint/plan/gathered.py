@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
@@ -14,68 +13,55 @@ import torch
 from ...codecs.divided_tensors import RowRun, TensorPiece, Whole, places_in_pieces, rows_of_piece
 from ...codecs.protocol import Codec
 from ...codecs.registry import codec_of
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import UnsupportedError, printable
-from ...methods import method_named
-from ...methods.method import MEAN_SQUARE
-from ..choose.selection import WEIGHT_DTYPES
-from ..read.storage import OpenFile, Place
+from ..read.storage import Files, Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
+from .row_changes import Reordered, Transposed
+from .row_reader import Buffer, RowReader, read_rows_of, with_dtype
+from .selection import WEIGHT_DTYPES
 
 if TYPE_CHECKING:  # which has what is gathered
     from .float_view import Floats
-    from .origin import Origin
-    from .placement import Placement
-
-_FEW_RUNS = 8
-"""Rows of a run from which on runs are read alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
-    """Source rows of an assembled tensor.
+class Gathered(RowReader):
+    """Rows of other tensors.
 
-    sources: the tensors that are read. rows: of a piece, its rows in the one source; of a whole tensor, the
-    rows that each source has. whole: whether it is a whole tensor.
+    sources: the tensors that are read. pieces: of a piece, its rows in the one source, all unless given; of a
+    whole tensor, the rows that each source has. whole: whether it is a whole tensor.
     """
 
-    sources: tuple[Origin, ...]
-    rows: tuple[tuple[RowRun, ...], ...] = ()
+    sources: tuple[RowReader, ...]
+    pieces: tuple[tuple[RowRun, ...], ...] = ()
     whole: bool = False
 
-    def fill(self, files: Mapping[Place, OpenFile], start: int, out: torch.Tensor) -> None:
-        """Fill ``out`` with rows from ``start`` on: (rows, columns) in its dtype."""
-        columns = self.sources[0].columns
+    @property
+    def files(self) -> tuple[Place, ...]:
+        return tuple(dict.fromkeys(file for each in self.sources for file in each.files))
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.sources[0].place
+
+    @property
+    def copies(self) -> tuple[int, int]:
+        return 1, max(each.value_bytes + each.dtype.itemsize for each in self.sources)
+
+    def read(self, files: Files, start: int, rows: int, buffer: Buffer) -> torch.Tensor:
+        out, columns = self.view(buffer, rows), self.sources[0].columns
         flat = out.view(-1, columns)
-        at = torch.arange(start, start + len(out)) if columns == out.shape[1] else _numbers(start, flat, out)
+        # Where sources are vectors, single values are numbered.
+        first = start if columns == out.shape[1] else start * out.shape[1]
+        at = torch.arange(first, first + len(flat))
         if not self.whole:
-            rows = rows_of_piece(self.rows[0])[at] if self.rows else at
-            flat.copy_(read_rows_of(self.sources[0], files, rows))
-            return
-        piece, row = (table[at] for table in places_in_pieces(self.rows))
+            taken = rows_of_piece(self.pieces[0])[at] if self.pieces else at
+            flat.copy_(read_rows_of(self.sources[0], files, taken))
+            return out
+        piece, row = (table[at] for table in places_in_pieces(self.pieces))
         for number in sorted(set(piece.tolist())):
             mine = piece == number
             flat[mine] = read_rows_of(self.sources[number], files, row[mine]).to(out.dtype)
-
-
-def _numbers(start: int, flat: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Return the indices of single values, from row ``start`` on."""
-    return torch.arange(start * out.shape[1], start * out.shape[1] + len(flat))
-
-
-def read_rows_of(origin: Origin, files: Mapping[Place, OpenFile], rows: torch.Tensor) -> torch.Tensor:
-    """Return some rows of an origin in any order, (len(rows), columns).
-
-    Few runs are read alone, and many with all that lies between.
-    """
-    begin, end = int(rows.min()), int(rows.max()) + 1
-    ends = torch.nonzero(rows.diff() != 1).flatten().add(1).tolist()
-    many = len(ends) * _FEW_RUNS > len(rows)
-    bounds = itertools.pairwise([0, *ends, len(rows)])
-    runs = [(begin, end)] if many else [(int(rows[a]), int(rows[b - 1]) + 1) for a, b in bounds]
-    row = origin.columns * origin.dtype.itemsize
-    found = [origin.read(files, left, right - left, bytearray((right - left) * row)) for left, right in runs]
-    return found[0][rows - begin] if many else torch.cat(found)
+        return out
 
 
 class _Shapes(Mapping[str, tuple[int, ...]]):
@@ -99,34 +85,29 @@ def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
 
     dtype: of the floats of safetensors files that become others.
     """
-    own = codec_of(floats.source.container.name)
-    if own.container == codec.container:
-        return floats
-    config = floats.source.config or {}
+    own, config = codec_of(floats.source.container.name), floats.source.config or {}
     shapes = _Shapes(floats.source.entries)
     wholes = {whole.pieces[0].name: whole for whole in own.model_format.wholes(shapes, config)}
     made = {name: [_joined(whole, floats)] for name, whole in wholes.items()}
     gone = {piece.name for whole in wholes.values() for piece in whole.pieces}
     for entry in floats.source.entries.values():
         if pieces := codec.model_format.pieces(entry.name, entry.shape, config):
-            made[entry.name] = [_cut(piece, floats.origin(entry)) for piece in pieces]
+            made[entry.name] = [_cut(piece, floats.reader(entry)) for piece in pieces]
     floats = _replaced(floats, made, gone | set(made)) if made else floats
     return floats if dtype is None or not floats.source.container.indexed else _in_dtype(floats, dtype)
 
 
 def _in_dtype(floats: Floats, dtype: str) -> Floats:
     """Return a checkpoint whose floats have a dtype; codes keep theirs."""
-    size = TORCH_DTYPES[dtype].itemsize
-    made: dict[str, list[Origin]] = {}
+    made: dict[str, list[RowReader]] = {}
     for entry in floats.source.entries.values():
-        origin = floats.origin(entry)
-        if entry.dtype in WEIGHT_DTYPES and entry.dtype != dtype and origin.layer is None:
-            new = replace(origin.entry, dtype=dtype, nbytes=math.prod(entry.shape) * size)
-            made[entry.name] = [replace(origin, entry=new, raw=origin.entry)]
+        reader = floats.reader(entry)
+        if entry.dtype in WEIGHT_DTYPES and entry.dtype != dtype and reader.layer is None:
+            made[entry.name] = [Reordered(entry=with_dtype(reader.entry, dtype), of=reader)]
     return _replaced(floats, made, set(made)) if made else floats
 
 
-def _replaced(floats: Floats, made: Mapping[str, list[Origin]], gone: set[str]) -> Floats:
+def _replaced(floats: Floats, made: Mapping[str, list[RowReader]], gone: set[str]) -> Floats:
     """Return a checkpoint with some tensors replaced by others.
 
     made: new tensors, by the name of the first one that they replace. gone: names of replaced tensors.
@@ -135,77 +116,64 @@ def _replaced(floats: Floats, made: Mapping[str, list[Origin]], gone: set[str]) 
     def entries() -> Iterator[TensorEntry]:
         for entry in floats.source.entries.values():
             if entry.name in made:
-                yield from (origin.entry for origin in made[entry.name])
+                yield from (reader.entry for reader in made[entry.name])
             elif entry.name not in gone:
                 yield entry
 
-    new = {origin.entry.name: origin for origins in made.values() for origin in origins}
-    left = {name: origin for name, origin in floats.origins.items() if name not in gone}
+    new = {reader.entry.name: reader for readers in made.values() for reader in readers}
+    left = {name: reader for name, reader in floats.readers.items() if name not in gone}
     return replace(
-        floats, source=replace(floats.source, entries=Entries(entries())), origins=ChainMap(new, left)
+        floats, source=replace(floats.source, entries=Entries(entries())), readers=ChainMap(new, left)
     )
 
 
-def _entry(name: str, shape: tuple[int, ...], of: TensorEntry, origin: Origin) -> TensorEntry:
-    """Return the entry of an assembled tensor, based on the entry ``of``."""
-    experts = of.stack is not None and len(shape) == len(of.shape)
+def _entry(name: str, shape: tuple[int, ...], of: RowReader) -> TensorEntry:
+    """Return the entry of a tensor gathered from ``of``."""
+    experts = of.entry.stack is not None and len(shape) == len(of.entry.shape)
     holder, _, last = name.removesuffix(".weight").rpartition(".")
     return TensorEntry(
-        name=name, dtype=of.dtype, shape=shape, begin=0, file=of.file,
-        nbytes=math.prod(shape) * origin.dtype.itemsize, stack=Stack(holder, (last,),
-        stays=True) if experts else None,
-    )  # fmt: skip
+        name=name,
+        dtype=of.entry.dtype,
+        shape=shape,
+        begin=0,
+        file=of.entry.file,
+        nbytes=math.prod(shape) * of.dtype.itemsize,
+        stack=Stack(holder, (last,), stays=True) if experts else None,
+    )
 
 
-def _transposed(entry: TensorEntry, gathered: Gathered, origin: type[Origin]) -> Origin:
+def _transposed(made: Gathered) -> Gathered:
     """Return a tensor of the transposed matrices of what is gathered."""
-    *count, rows, columns = entry.shape
-    inner = replace(entry, shape=(*count, columns, rows), stack=None)
-    return origin(
-        entry=entry, gathered=Gathered(sources=(origin(entry=inner, gathered=gathered, transposed=True),))
-    )
+    *count, rows, columns = made.entry.shape
+    inner = replace(made.entry, shape=(*count, columns, rows), stack=None)
+    return Gathered(entry=made.entry, sources=(Transposed(entry=inner, of=replace(made, entry=inner)),))
 
 
-def _cut(piece: TensorPiece, origin: Origin) -> Origin:
+def _cut(piece: TensorPiece, reader: RowReader) -> RowReader:
     """Return a piece of a tensor."""
-    base = _numbers_of(origin) if piece.single else origin
-    entry = _entry(piece.name, piece.shape, origin.entry, origin)
-    gathered = Gathered(sources=(base,), rows=(piece.rows,))
-    return (
-        _transposed(entry, gathered, type(origin))
-        if piece.transposed
-        else type(origin)(entry=entry, gathered=gathered)
+    entry = _entry(piece.name, piece.shape, reader)
+    made = Gathered(
+        entry=entry, sources=(_numbers_of(reader) if piece.single else reader,), pieces=(piece.rows,)
     )
+    return _transposed(made) if piece.transposed else made
 
 
-def _numbers_of(origin: Origin) -> Origin:
+def _numbers_of(reader: RowReader) -> RowReader:
     """Return a tensor as a vector of its values."""
-    return replace(origin, entry=replace(origin.entry, shape=(math.prod(origin.entry.shape),)))
+    entry = replace(reader.entry, shape=(math.prod(reader.entry.shape),))
+    return replace(reader, entry=entry, of=None if reader.of is None else _numbers_of(reader.of))
 
 
-def _joined(whole: Whole, floats: Floats) -> Origin:
+def _joined(whole: Whole, floats: Floats) -> RowReader:
     """Return a tensor made of all its pieces."""
-    sources = [floats.origin(floats.source.entries[piece.name]) for piece in whole.pieces]
-    make, first = type(sources[0]), sources[0]
-    for at, (piece, origin) in enumerate(zip(whole.pieces, sources, strict=True)):
+    sources = [floats.reader(floats.source.entries[piece.name]) for piece in whole.pieces]
+    entry = replace(_entry(whole.name, whole.shape, sources[0]), stack=None)
+    for at, (piece, reader) in enumerate(zip(whole.pieces, sources, strict=True)):
         if piece.transposed:
-            transposed = replace(origin.entry, stack=None)
-            sources[at] = make(entry=transposed, gathered=Gathered(sources=(origin,)), transposed=True)
+            inner = replace(reader.entry, stack=None)
+            sources[at] = Transposed(entry=inner, of=Gathered(entry=inner, sources=(reader,)))
         elif piece.single:
-            sources[at] = _numbers_of(origin)
-    entry = replace(_entry(whole.name, whole.shape, first.entry, first), stack=None)
+            sources[at] = _numbers_of(reader)
     rows = tuple(piece.rows for piece in whole.pieces)
-    gathered = Gathered(sources=tuple(sources), rows=rows, whole=True)
-    return _transposed(entry, gathered, make) if whole.transposed else make(entry=entry, gathered=gathered)
-
-
-def require_order(weight: Placement) -> None:
-    """Raise UnsupportedError for Gram matrix methods on reordered inputs."""
-    form = weight.origin.form
-    if weight.to is None or form is None or form.columns is None:
-        return
-    if method_named(weight.method).needs.keys() - {MEAN_SQUARE}:
-        raise UnsupportedError(
-            f"method {weight.method} learns of the inputs of {printable(weight.module)} together, which "
-            f"files of {weight.layer.codec.title} have in another order; give it method ggml by a rule"
-        )
+    made = Gathered(entry=entry, sources=tuple(sources), pieces=rows, whole=True)
+    return _transposed(made) if whole.transposed else made

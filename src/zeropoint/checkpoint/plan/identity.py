@@ -18,7 +18,7 @@ from ...methods import NEAREST
 from ..read.object_store import Stamp
 from ..read.source import Source
 from ..read.storage import Place, open_file, stamp
-from .origin import Origin
+from .row_reader import Literal, RowReader
 
 if TYPE_CHECKING:
     from .checkpoint_plan import CheckpointPlan
@@ -47,7 +47,7 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
         "config.json": _of_text(source.config_text),
         "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
     }
-    if plan.statistics or plan.placements.added or plan.solved:
+    if plan.statistics or plan.outputs.added or plan.solved:
         fields["calibration"] = _digest(_learned(plan))
     if plan.limits.on_gpu:
         fields["device"] = plan.limits.device.type
@@ -76,16 +76,16 @@ def _output(plan: CheckpointPlan) -> Iterator[str | bytes]:
         yield from text.pieces()
     for w in plan.weights:
         method = "" if w.method == NEAREST else f"\0{w.method}"
-        yield f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.origin)}{method}"
+        yield f"{w.module}\0{w.layer}\0{w.share}\0{_codes(w.reader)}{method}"
     for r in plan.restored:
-        yield f"{r.module}\0{_codes(r.origin)}"
+        yield f"{r.module}\0{_codes(r.reader)}"
 
 
 def _learned(plan: CheckpointPlan) -> Iterator[str | bytes]:
     """Yield all calibration results: input statistics, solved codes, cache scales."""
-    for added in plan.placements.added:
+    for added in plan.outputs.added:
         yield f"{added.entry.name}\0"
-        yield added.data or b""
+        yield added.data if isinstance(added, Literal) else b""
     for module, weight in sorted(plan.solved.items()):
         yield f"{module}\0{weight.digest}\0"
     for module, needs in sorted(plan.statistics.items()):
@@ -115,9 +115,9 @@ def shard_fields(source: Source) -> Iterator[tuple[str, str]]:
         yield f"{SHARD}{name}", f"{size} bytes, header {digest}"
 
 
-def _codes(origin: Origin) -> str:
+def _codes(reader: RowReader) -> str:
     """Return the scheme, layout and dtype under which codes are decoded."""
-    layer = origin.layer
+    layer = reader.layer
     return "" if layer is None else f"{layer.weight} {layer.layer.layout} {layer.dtype}"
 
 

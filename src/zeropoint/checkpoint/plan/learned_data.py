@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,28 +13,30 @@ import torch
 from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
 from ...codecs.stored_forms import RowOrder
-from ...errors import CalibrationError, option, printable
-from ...methods import LayerData, method_named
+from ...errors import CalibrationError, all_of, count, option, printable
+from ...methods import NEAREST, LayerData, method_named
 from ...methods.channels import needs_model
 from ...methods.method import MEAN_SQUARE
+from ...recipes import PickedMethod, Quality, picked
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
-from .checkpoint_plan import CheckpointPlan
-from .placement import Placement
+from .checkpoint_plan import CheckpointPlan, kinds_of
+from .output_tensors import Output
+from .selection import is_embedding
 
 if TYPE_CHECKING:
     from ...stats import Statistics
 
 
 def layer_data(
-    plan: CheckpointPlan, weight: Placement, extremes: tuple[float, float] | None, mean: float | None = None
+    plan: CheckpointPlan, weight: Output, extremes: tuple[float, float] | None, mean: float | None = None
 ) -> LayerData:
     """Return the data for a weight's method, with its group's extremes."""
     known = plan.solved.get(weight.module)
     if known is not None:
         q = QuantizedTensor.load(known.path)
         return LayerData(solved=q, mean=_mean_of(q) if weight.layer.codec.needs_mean(weight.layer) else None)
-    columns = None if weight.origin.form is None else weight.origin.form.columns
+    columns = weight.reader.form.columns
     statistics = plan.statistics.get(weight.module, {})
     if columns is not None:
         statistics = {name: _in_order(found, columns) for name, found in statistics.items()}
@@ -73,7 +77,7 @@ def require_statistics(plan: CheckpointPlan) -> None:
             f"{'' if mixture in of_importance else ', or leave out ' + WEIGHTED}"
         )
     static = static_inputs(plan)
-    added = {origin.entry.name for origin in plan.placements.added} if static else set()
+    added = {origin.entry.name for origin in plan.outputs.added} if static else set()
     for weight in plan.weights:
         if weight.layer in static and f"{weight.module}.{static[weight.layer]}" not in added:
             raise CalibrationError(
@@ -113,3 +117,58 @@ def static_inputs(plan: CheckpointPlan) -> dict[LayerScheme, str]:
         for layer in plan.layers
         if layer.input is not None and not layer.input.dynamic and layer.codec.input_names is not None
     }
+
+
+_FEW_BITS = 6
+"""Bits up to which outputs of a model are closer with data by more than their spread."""
+_EXAMPLE = "for int4:g64 on SmolLM2-135M the KL divergence falls from 0.338 to 0.070"
+"""Measurement from docs/methods/README.md."""
+
+
+def of_lower_quality(plan: CheckpointPlan) -> Iterator[str]:
+    """Yield a sentence for each scheme below the quality of the recipe."""
+    quality = plan.recipe.quality
+    if quality is None:
+        return
+    for layer, method in {(weight.layer, weight.method): None for weight in kinds_of(plan.weights)}:
+        pick = _picked(quality, layer)
+        if pick.refusal and pick.method == method:
+            asked = option("quality", str(quality))
+            yield f"{asked} falls back on {method} for {layer}: {pick.refusal}"
+    yield from _without_inputs(plan, quality)
+
+
+def _without_inputs(plan: CheckpointPlan, quality: Quality) -> Iterator[str]:
+    """Yield a sentence about embeddings, which have no inputs to learn from."""
+    entries, config = plan.source.entries, plan.source.config or {}
+    found: dict[str, list[str]] = {}
+    for decision in plan.decisions:
+        if decision.layer is None or _picked(quality, decision.layer).method == decision.method:
+            continue
+        if is_embedding(decision.entry, entries, config):
+            found.setdefault(decision.method, []).append(decision.entry.name)
+    for method, names in found.items():
+        yield (
+            f"{option('quality', str(quality))} falls back on {method} for {count(len(names), 'weight')} "
+            f"without inputs to learn from: {all_of(map(printable, names[:_LISTED]))}"
+            f"{f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''}"
+        )
+
+
+_LISTED = 3
+
+
+def offered_quality(plan: CheckpointPlan) -> Iterator[str]:
+    """Yield a sentence where few-bit weights are rounded to nearest by default."""
+    asked = not plan.recipe.is_bare or plan.statistics or plan.solved
+    if asked or plan.source.config is None:
+        return
+    layers = {weight.layer for weight in kinds_of(plan.weights) if weight.method == NEAREST}
+    if any(layer.weight.bits <= _FEW_BITS and not _picked(Quality.GOOD, layer).refusal for layer in layers):
+        options = f"{option('quality', str(Quality.GOOD))} and {option('calibration', metavar='DATA')}"
+        yield f"with {options} outputs come closer: {_EXAMPLE}"
+
+
+@functools.lru_cache(maxsize=256)
+def _picked(quality: Quality, layer: LayerScheme) -> PickedMethod:
+    return picked(quality, layer.weight, quantized_inputs=layer.input is not None)

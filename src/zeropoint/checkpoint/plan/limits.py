@@ -215,9 +215,13 @@ def value_bytes(scheme: Scheme, dtype: torch.dtype) -> int:
 def decoding_bytes(scheme: Scheme, own_dtype: torch.dtype, dtype: torch.dtype) -> int:
     """Return the memory per value of a tile during decoding, result excluded."""
     request = registry.Request(
-        op=registry.Op.DEQUANTIZE, scheme=scheme, shape=(128, 1024), dtype=dtype, own_dtype=own_dtype,
+        op=registry.Op.DEQUANTIZE,
+        scheme=scheme,
+        shape=(128, 1024),
+        dtype=dtype,
+        own_dtype=own_dtype,
         device=torch.device("cpu"),
-    )  # fmt: skip
+    )
     slow = registry.explain(request).chosen == "reference"
     return REFERENCE_BYTES if slow else DECODING_BYTES
 

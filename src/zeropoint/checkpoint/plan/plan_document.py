@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...codecs.protocol import LayerScheme
-from ..choose.decisions import TensorDecision
-from ..choose.selection import Why
 from ..read.tensor_entries import TensorEntry
+from .decisions import TensorDecision
 from .identity import identity
-from .placement import Placed
-from .tensor_parallel import indivisible
-from .verdicts import verdicts
+from .output_tensors import OutputTensor
+from .selection import Why
+from .verdicts import indivisible, verdicts
 
 if TYPE_CHECKING:
     from .checkpoint_plan import CheckpointPlan
@@ -74,17 +73,22 @@ def engine_documents(plan: CheckpointPlan) -> list[dict[str, Any]]:
 def scheme_document(layer: LayerScheme) -> dict[str, Any]:
     """Return the scheme of a layer."""
     return {
-        "name": str(layer), "weight": str(layer.weight),
-        "input": None if layer.input is None else str(layer.input.scheme), "layout": layer.layout,
-    }  # fmt: skip
+        "name": str(layer),
+        "weight": str(layer.weight),
+        "input": None if layer.input is None else str(layer.input.scheme),
+        "layout": layer.layout,
+    }
 
 
 def entry_document(entry: TensorEntry) -> dict[str, Any]:
     """Return a tensor of a file."""
     return {
-        "name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "bytes": entry.nbytes,
+        "name": entry.name,
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+        "bytes": entry.nbytes,
         "file": entry.file.name,
-    }  # fmt: skip
+    }
 
 
 def decision_document(decision: TensorDecision) -> dict[str, Any]:
@@ -107,17 +111,21 @@ def _action(decision: TensorDecision) -> str:
 
 def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:
     """Yield each source tensor with its action and its output tensors."""
-    outputs: dict[str, list[Placed]] = {}
-    for item in plan.placements.all:
-        outputs.setdefault(item.source.name, []).extend(item.outputs)
+    outputs: dict[str, list[OutputTensor]] = {}
+    for item in plan.outputs.all:
+        outputs.setdefault(item.source.name, []).extend(item.tensors)
     for decision in plan.decisions:
         yield {
             **decision_document(decision),
             "outputs": [
                 {
-                    "name": placed.name, "dtype": placed.spec.dtype, "shape": list(placed.spec.shape),
-                    "bytes": placed.nbytes, "shard": placed.shard, "begin": placed.begin,
+                    "name": tensor.name,
+                    "dtype": tensor.spec.dtype,
+                    "shape": list(tensor.spec.shape),
+                    "bytes": tensor.nbytes,
+                    "shard": tensor.shard,
+                    "begin": tensor.begin,
                 }
-                for placed in outputs.get(decision.entry.name, ())
+                for tensor in outputs.get(decision.entry.name, ())
             ],
-        }  # fmt: skip
+        }

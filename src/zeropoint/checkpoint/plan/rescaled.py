@@ -24,14 +24,16 @@ import torch
 from ...errors import CheckpointError, UnsupportedError, count, printable
 from ...layout.packing import flat_bytes
 from ...methods.channels import ChannelFold
-from ..choose.expert_matrices import matrices
-from ..choose.selection import WEIGHT
 from ..read.source import Source
 from ..read.storage import exists, open_file, shown
 from ..read.tensor_entries import TensorEntry
+from .decoded import Decoded
+from .expert_matrices import matrices
 from .float_view import Floats
-from .folded import FoldedChannels
-from .origin import Origin
+from .folded import Folded, FoldedChannels
+from .row_changes import Transposed
+from .row_reader import RowReader
+from .selection import WEIGHT
 
 RESCALED = "zeropoint_rescaled.json"
 _VERSION, _MOST_BYTES = 1, 1 << 30
@@ -44,7 +46,7 @@ def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
     Raises UnsupportedError for tensors that are stored transposed, CheckpointError for names and sizes that
     are not in the checkpoint.
     """
-    left, origins = dict(folds), dict(floats.origins)
+    left, readers = dict(folds), dict(floats.readers)
     for entry in floats.source.entries.values():
         if entry.name in left:
             own: tuple[ChannelFold | None, ...] = (left.pop(entry.name),)
@@ -53,12 +55,12 @@ def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
         else:
             continue
         if any(fold is not None for fold in own):
-            origins[entry.name] = _origin(floats.origin(entry), own)
+            readers[entry.name] = _rescaled(floats.reader(entry), own)
     if left:
         raise CheckpointError(
             f"channels of {printable(min(left))} are rescaled, which is not in the checkpoint"
         )
-    return replace(floats, origins=origins)
+    return replace(floats, readers=readers)
 
 
 def _of_experts(entry: TensorEntry, left: dict[str, ChannelFold]) -> tuple[ChannelFold | None, ...]:
@@ -81,9 +83,9 @@ def _of_experts(entry: TensorEntry, left: dict[str, ChannelFold]) -> tuple[Chann
     return tuple(found)
 
 
-def _origin(origin: Origin, folds: tuple[ChannelFold | None, ...]) -> Origin:
-    entry = origin.entry
-    if origin.transposed:
+def _rescaled(reader: RowReader, folds: tuple[ChannelFold | None, ...]) -> Folded:
+    entry = reader.entry
+    if isinstance(reader, Transposed) or (isinstance(reader, Decoded) and reader.inputs_first):
         raise UnsupportedError(
             f"{printable(entry.name)} is stored transposed, and its channels cannot be rescaled; leave the "
             "step out"
@@ -97,8 +99,9 @@ def _origin(origin: Origin, folds: tuple[ChannelFold | None, ...]) -> Origin:
             raise CheckpointError(
                 f"the rescaling of {printable(entry.name)} has another size than the tensor"
             )
-    before = None if isinstance(origin.folded, FoldedChannels) else origin.folded
-    return replace(origin, folded=FoldedChannels(matrices=folds, height=height, before=before))
+    if isinstance(reader, Folded) and isinstance(reader.fold, FoldedChannels):
+        reader = reader.of
+    return Folded(entry=entry, of=reader, fold=FoldedChannels(matrices=folds, height=height))
 
 
 def folds_text(folds: Mapping[str, ChannelFold], notes: Iterable[str] = (), *, refused: str = "") -> str:
@@ -138,9 +141,11 @@ def _fold(found: Any) -> ChannelFold:
         raise ValueError("a tensor has no number that its module adds")
     added = found.get("added")
     return ChannelFold(
-        rows=_unpacked(found.get("rows")), columns=_unpacked(found.get("columns")), one=float(one),
+        rows=_unpacked(found.get("rows")),
+        columns=_unpacked(found.get("columns")),
+        one=float(one),
         added=None if added is None else unpacked_numbers(added),
-    )  # fmt: skip
+    )
 
 
 def packed_numbers(x: torch.Tensor) -> str:

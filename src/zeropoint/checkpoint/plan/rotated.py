@@ -10,27 +10,26 @@ and a head that was tied to the embedding is a tensor of its own, since only the
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, RecipeError, count, printable, size_of
 from ...methods import method_named
 from ...methods.rotate import ModelRotation, rotation_of
 from ...ops.rotation import Rotation
 from ...recipes import Quality, Recipe, method_in
-from ..choose.recipe import RecipeText
-from ..choose.residual_stream import EMBEDDING, HEAD, Role, Stream, stream_of
-from ..choose.selection import FLOATS, WEIGHT, WEIGHT_DTYPES
 from ..read.config_text import with_members
 from ..read.source import Source
 from ..read.storage import exists, read_small, shown
 from ..read.tensor_entries import Entries, TensorEntry
 from .float_view import Floats
-from .folded import Folded, FoldedNorm, RotatedSide
-from .origin import Origin
+from .folded import Fold, Folded, FoldedNorm, FoldedRotation, RotatedSide
+from .recipe import RecipeText
+from .residual_stream import EMBEDDING, HEAD, Role, Stream, stream_of
+from .row_changes import Reordered, in_model_form
+from .row_reader import RowReader, StoredFloats, with_dtype
+from .selection import FLOATS, WEIGHT, WEIGHT_DTYPES
 
 ROTATED = "zeropoint_rotated.json"
 _VERSION, _MOST_BYTES = 1, 1 << 16
@@ -75,27 +74,29 @@ def rotated_floats(floats: Floats, rotation: ModelRotation, dtype: str | None = 
     quantized, and a block that does not divide the stream; SchemeError for a bad seed.
     """
     source, config = floats.source, floats.source.config or {}
-    if floats.origins:
+    if floats.readers:
         raise CheckpointError(
             f"{shown(source.root)} is quantized, and a rotation takes floats; write these by zeropoint "
             "dequantize first"
         )
     stream = stream_of(source.entries, config)
-    origins = {origin.entry.name: origin for origin in _origins(source.entries, stream, rotation, dtype)}
+    readers = {reader.entry.name: reader for reader in _readers(source.entries, stream, rotation, dtype)}
     entries = {entry.name: entry for entry in source.entries.values()}
-    entries |= {name: origin.entry for name, origin in origins.items()}
+    entries |= {name: reader.entry for name, reader in readers.items()}
     members = _members(stream, config, dtype)
     text = source.config_text
     made = replace(
-        source, entries=Entries(entries.values()), config={**config, **members},
+        source,
+        entries=Entries(entries.values()),
+        config={**config, **members},
         config_text=None if text is None else with_members(text, members),
-    )  # fmt: skip
-    return replace(floats, source=made, origins=origins)
+    )
+    return replace(floats, source=made, readers=readers)
 
 
-def _origins(
+def _readers(
     entries: Entries, stream: Stream, rotation: ModelRotation, dtype: str | None
-) -> Iterator[Origin]:
+) -> Iterator[RowReader]:
     """Yield the changed tensors: rotated ones, and floats of another dtype."""
     sides, head = sides_of(rotation, stream), f"{HEAD}{WEIGHT}"
     for entry in entries.values():
@@ -131,27 +132,21 @@ def sides_of(rotation: ModelRotation, stream: Stream) -> tuple[RotatedSide, Rota
     )
 
 
-def _made(
-    entry: TensorEntry, of: TensorEntry, folded: Folded | FoldedNorm | None, dtype: str | None
-) -> Origin:
+def _made(entry: TensorEntry, of: TensorEntry, fold: Fold | None, dtype: str | None) -> RowReader:
     """Return a tensor that is made of another one."""
-    dtype = dtype or of.dtype
-    nbytes = math.prod(of.shape) * TORCH_DTYPES[dtype].itemsize
-    raw = of if (dtype, entry.name) != (of.dtype, of.name) else None
-    return Origin(entry=replace(entry, dtype=dtype, nbytes=nbytes), raw=raw, folded=folded)
+    entry, stored = with_dtype(entry, dtype or of.dtype), in_model_form(StoredFloats(entry=of))
+    return Reordered(entry=entry, of=stored) if fold is None else Folded(entry=entry, of=stored, fold=fold)
 
 
-def _folded(
-    role: Role, stream: Stream, sides: tuple[RotatedSide, RotatedSide], entries: Entries
-) -> Folded | FoldedNorm:
+def _folded(role: Role, stream: Stream, sides: tuple[RotatedSide, RotatedSide], entries: Entries) -> Fold:
     if role.is_norm:
         return FoldedNorm(one=stream.one)
     of_stream, of_heads = sides
     values = of_heads if role.of_heads else None
-    return Folded(
+    return FoldedRotation(
         inputs=of_stream if role.reads else values if role.writes else None,
         outputs=of_stream if role.writes else values,
-        norm=None if role.norm is None else entries[role.norm],
+        norm=None if role.norm is None else in_model_form(StoredFloats(entry=entries[role.norm])),
         one=stream.one,
     )
 

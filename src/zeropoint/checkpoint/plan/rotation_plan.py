@@ -12,20 +12,20 @@ from __future__ import annotations
 
 from ...codecs.registry import DEFAULT
 from ...methods.rotate import STEP, ModelRotation
-from ..choose.decisions import TensorDecision, compact
-from ..choose.recipe import RecipeText
-from ..choose.residual_stream import Role, Stream, stream_of
-from ..choose.selection import WEIGHT_DTYPES, Selection, Why, require_model
 from ..read.source import Source
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan, kinds_of
-from .config_and_index import MANIFEST, index_and_config
-from .cuts import tile_shape
+from .config_and_index import companions, index_and_config
+from .decisions import TensorDecision, compact
 from .float_view import unquantized
 from .limits import Limits
-from .placements import Placements
+from .output_table import Outputs
+from .output_tensors import tile_shape
+from .recipe import RecipeText
+from .residual_stream import Role, Stream, stream_of
 from .rotated import require_unrotated, rotated_floats, rotation_notes, sides_of
+from .selection import WEIGHT_DTYPES, Why, require_model
 
 
 def rotation_plan(
@@ -38,7 +38,7 @@ def rotation_plan(
     quantized, damaged or an adapter, a block that does not divide the stream, and limits that are too small
     for a block of rows; SchemeError for a bad seed.
     """
-    limits, codec = limits or Limits.default(), DEFAULT
+    limits = limits or Limits.default()
     require_model(source)
     require_unrotated(source)
     before = unquantized(source).source
@@ -46,20 +46,25 @@ def rotation_plan(
     stream = stream_of(before.entries, before.config or {})
     decisions = (_decision(entry, stream, dtype) for entry in before.entries.values())
     actions = Actions(
-        floats=floats, decisions=compact(before.entries, decisions), staying=(), copies={},
-        restored=tuple(floats.origins.values()),
-        kept=[entry for entry in floats.source.entries.values() if entry.name not in floats.origins],
-    )  # fmt: skip
-    placements = Placements(source, actions, codec)
-    limits = limits.reserve(before.entries, placements.by_name)
-    texts, _ = index_and_config(floats, actions.decisions, placements, codec)
-    companions = [path for path in source.companions if str(path) not in (*texts, MANIFEST)]
+        floats=floats,
+        decisions=compact(before.entries, decisions),
+        staying=(),
+        copies={},
+        restored=tuple(floats.readers.values()),
+        kept=[entry for entry in floats.source.entries.values() if entry.name not in floats.readers],
+    )
+    outputs = Outputs(source, actions, DEFAULT)
+    limits = limits.reserve(before.entries, outputs.by_name)
+    texts, _ = index_and_config(outputs)
     plan = CheckpointPlan(
-        source=source, codec=codec, recipe=_recipe(rotation, stream, dtype), selection=Selection(),
-        decisions=actions.decisions, placements=placements, texts=texts, limits=limits, rotation=rotation,
+        outputs=outputs,
+        recipe=_recipe(rotation, stream, dtype),
+        texts=texts,
+        companions=companions(outputs, texts),
         notes=(*source.notes, *rotation_notes(floats, before, rotation)),
-        companions={path: source.size_of(path) for path in companions},
-    )  # fmt: skip
+        limits=limits,
+        rotation=rotation,
+    )
     for item in kinds_of(plan.processed):
         tile_shape(item, limits)
     return plan

@@ -1,27 +1,36 @@
-"""Verdicts of engines on a plan's output, by codec rules."""
+"""Verdicts of engines on a plan's output, and tensor parallelism.
+
+Layers that take the hidden state are cut by rows, and those that give it back by columns, as Megatron-LM does
+(https://arxiv.org/abs/1909.08053, section 3); the sum over devices follows the latter. Each device must hold
+whole groups with their scales, and whole words of packed codes and zero points, or it cannot load its part.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...architectures import is_expert, is_transposed, is_usual_expert, splits_experts
+from ...architectures import is_expert, is_transposed, is_usual_expert, split_by_columns, splits_experts
 from ...codecs.containers import CONTAINERS
 from ...codecs.engine_architectures import of_architecture, of_diffusers
 from ...codecs.engine_runs import LOADED, RAN, answer_to, release
 from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
+from ...codecs.protocol import LayerScheme
+from ...codecs.tensor_fields import COLUMNS, ROWS
 from ...errors import CheckpointError, option
 from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters
-from ..choose.decisions import split_sets
-from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
 from .config_and_index import odd_targets
+from .decisions import split_sets
+from .output_tensors import Output
+from .selection import WEIGHT, is_fused_experts, module_of
 
 if TYPE_CHECKING:
     from .checkpoint_plan import CheckpointPlan
@@ -95,7 +104,7 @@ def facts_of(plan: CheckpointPlan) -> Facts:
 def _single_experts(plan: CheckpointPlan) -> bool:
     """Return whether transformers never joins the split experts of a plan."""
     config = plan.source.config or {}
-    apart = next((w for w in plan.weights if w.module != module_of(w.origin.entry.name)), None)
+    apart = next((w for w in plan.weights if w.module != module_of(w.reader.entry.name)), None)
     if apart is None or not is_installed() or splits_experts(config):
         return False
     return all(map(is_expert, loaded_parameters(f"{apart.module}.weight", config)))
@@ -165,3 +174,46 @@ TRANSFORMERS = "5.23"
 
 def _version(engine: str) -> str:
     return f"{engine} {TRANSFORMERS}" if engine == _CHECKED else engine
+
+
+WAYS = (1, 2, 4, 8)
+"""Numbers of devices that are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indivisible:
+    """A weight that cannot be cut into ``ways`` parts, and why."""
+
+    module: str
+    ways: int
+    reason: str
+
+
+def indivisible(weights: Iterable[Output]) -> tuple[Indivisible, ...]:
+    """Return each weight and device count that do not divide it."""
+    return tuple(
+        Indivisible(module=weight.module, ways=ways, reason=reason)
+        for ways in WAYS
+        for weight in weights
+        if (reason := problem(weight.layer, weight.shape, ways, by_columns=split_by_columns(weight.module)))
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def problem(layer: LayerScheme, shape: tuple[int, int], ways: int, *, by_columns: bool) -> str | None:
+    """Return why a weight cannot be cut into ``ways`` parts, or None.
+
+    >>> from zeropoint.codecs.layer_schemes import layer_scheme
+    >>> from zeropoint.codecs.registry import DEFAULT
+    >>> problem(layer_scheme("w4a16", DEFAULT), (4096, 11008), 4, by_columns=True)
+    '11008 columns / 4 = 2752, not a multiple of the group, 128'
+    """
+    extent, noun = (shape[1], "columns") if by_columns else (shape[0], "rows")
+    if extent % ways:
+        return f"{extent} {noun} cannot be split into {ways}"
+    part = extent // ways
+    for multiple, what in layer.codec.multiples(layer, COLUMNS if by_columns else ROWS):
+        # One device holds all, with whatever stands over at the end.
+        if part % multiple and ways > 1:
+            return f"{extent} {noun} / {ways} = {part}, not a multiple of {what}, {multiple}"
+    return None

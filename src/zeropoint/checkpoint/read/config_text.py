@@ -15,9 +15,11 @@ WEIGHTS_ONLY_CONFIG = "quantization_config.json"
 
 
 def insert_config(
-    text: str, addition: Mapping[str, Any], keys: Sequence[str] = (CONFIG_KEY,),
+    text: str,
+    addition: Mapping[str, Any],
+    keys: Sequence[str] = (CONFIG_KEY,),
     more: Mapping[str, Any] = MappingProxyType({}),
-) -> str:  # fmt: skip
+) -> str:
     """Return a configuration text with a quantization section at its end.
 
     All other text stays as it is. keys: under which it is said. more: members that the text has not, which

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 
@@ -12,11 +11,11 @@ from ...codecs.tensor_fields import ROWS, WeightPart
 from ...schemes import ZeroPoint
 from ...tensor import QuantizedTensor
 from .quantized_layers import StoredLayer
-from .storage import OpenFile, Place, read_pieces
+from .storage import Files, read_pieces
 
 
 def read_lines(
-    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0
+    layer: StoredLayer, files: Files, start: int, rows: int, *, expert: int = 0
 ) -> dict[str, torch.Tensor]:
     """Return, by part, the lines that hold ``rows`` rows from ``start`` on.
 
@@ -41,47 +40,43 @@ def read_lines(
     return found
 
 
-def read_rows(
-    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0
-) -> QuantizedTensor:
+def read_rows(layer: StoredLayer, files: Files, start: int, rows: int, *, expert: int = 0) -> QuantizedTensor:
     """Return rows of a layer in codes; parameters are not judged here.
 
     With zero points, ``start`` and ``rows`` are multiples of :func:`alignment`, unless the rows are the last.
     Rows that begin inside a block take its scale as one of their own.
     """
     along = layer.codec.axis(layer.layer) == ROWS
-    read = read_lines if along else _read_across
-    lines = read(layer, files, start, rows, expert=expert)
+    if along:
+        lines = read_lines(layer, files, start, rows, expert=expert)
+    else:
+        lines = _read_across(layer, files, range(start, start + rows), expert=expert)
     shape = (rows, layer.shape[1])
     return layer.codec.decode(layer.layer, lines, WeightPart(start if along else 0, shape, layer.dtype))
 
 
 def read_columns(
-    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, columns: int, *, expert: int = 0
+    layer: StoredLayer, files: Files, start: int, columns: int, *, expert: int = 0
 ) -> QuantizedTensor:
     """Return columns of a layer cut along rows; see :func:`read_rows`."""
-    lines = _read_across(layer, files, start, columns, expert=expert)
+    lines = _read_across(layer, files, range(start, start + columns), expert=expert)
     shape = (layer.shape[0], columns)
     return layer.codec.decode(layer.layer, lines, WeightPart(0, shape, layer.dtype))
 
 
-def read_part(
-    layer: StoredLayer, files: Mapping[Place, OpenFile], rows: range, columns: range
-) -> QuantizedTensor:
+def read_part(layer: StoredLayer, files: Files, rows: range, columns: range) -> QuantizedTensor:
     """Return rows and columns, of whole blocks and words, cut along columns."""
-    along = columns.start, len(columns)
-    lines = _read_across(layer, files, rows.start, len(rows), along=along)
+    lines = _read_across(layer, files, rows, along=columns)
     shape = (len(rows), len(columns))
     return layer.codec.decode(layer.layer, lines, WeightPart(columns.start, shape, layer.dtype))
 
 
 def _read_across(
-    layer: StoredLayer, files: Mapping[Place, OpenFile], start: int, rows: int, *, expert: int = 0,
-    along: tuple[int, int] | None = None,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    layer: StoredLayer, files: Files, rows: range, *, expert: int = 0, along: range | None = None
+) -> dict[str, torch.Tensor]:
     """Return, by part, the rows' share of every line.
 
-    They are columns of a weight that is cut along rows. along: first and number of the lines' values, or all.
+    They are columns of a weight that is cut along rows. along: the lines' values, all unless given.
     """
     found = {}
     for spec in layer.codec.tensors(layer.layer, layer.shape, layer.dtype):
@@ -97,12 +92,14 @@ def _read_across(
             width = entry.nbytes // (layer.experts or 1) // height
         item = dtype.itemsize * math.prod(run)
         begin = entry.begin + expert * (entry.nbytes // (layer.experts or 1))
-        first, count = (start // per * lines, -(-rows // per) * lines) if len(spec.shape) > 1 else (0, width)
+        first, count = (
+            (rows.start // per * lines, -(-len(rows) // per) * lines) if len(spec.shape) > 1 else (0, width)
+        )
         if along is not None and len(spec.shape) > 1:
-            top, height = spec.span(*along)
+            top, height = spec.span(along.start, len(along))
             begin += top * width * item
         elif along is not None:
-            first, count = spec.span(*along)
+            first, count = spec.span(along.start, len(along))
         size = min(count, width - first) * item
         buffer = bytearray(height * size)
         read_pieces(file, memoryview(buffer), begin + first * item, size=size, stride=width * item)

@@ -125,10 +125,13 @@ class StoredLayers:
         others = array("I", (n for n in range(len(entries)) if not layers.taken[n]))
         unread = layers.unread()
         return StoredLayers(
-            layers=LazySequence(len(layers.modules), layers.at), modules=layers.modules, reader=reader,
+            layers=LazySequence(len(layers.modules), layers.at),
+            modules=layers.modules,
+            reader=reader,
             others=LazySequence(len(others), lambda n: entries.at(others[n])),
-            unread=LazySequence(len(unread), lambda n: entries.at(unread[n])), problems=tuple(problems),
-        )  # fmt: skip
+            unread=LazySequence(len(unread), lambda n: entries.at(unread[n])),
+            problems=tuple(problems),
+        )
 
 
 class _Layers:
@@ -164,9 +167,13 @@ class _Layers:
         begin = self._begins[number]
         tensors = {part: self._entries.at(self._tensors[begin + at]) for at, part in enumerate(parts)}
         return StoredLayer(
-            module=self.modules[number], layer=layer, shape=shape, dtype=dtype, tensors=tensors,
+            module=self.modules[number],
+            layer=layer,
+            shape=shape,
+            dtype=dtype,
+            tensors=tensors,
             experts=experts,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

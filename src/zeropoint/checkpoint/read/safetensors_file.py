@@ -224,9 +224,12 @@ def _decode(file: OpenFile, path: Place, length: int) -> tuple[Entries, Mapping[
 
 def _walk(file: OpenFile, path: Place, length: int) -> tuple[Entries, Mapping[str, str]]:
     stream = JsonStream(
-        pieces(file, 8, length), object_pairs_hook=unique_keys, parse_int=_count, parse_float=_NotACount,
+        pieces(file, 8, length),
+        object_pairs_hook=unique_keys,
+        parse_int=_count,
+        parse_float=_NotACount,
         parse_constant=_NotACount,
-    )  # fmt: skip
+    )
     if not stream.is_object:
         found = stream.value(_MAX_SPEC)
         stream.end()

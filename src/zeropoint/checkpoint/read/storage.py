@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from zeropoint.checkpoint.read import object_store
@@ -114,6 +114,25 @@ def open_file(path: Place) -> OpenFile:
     if isinstance(path, RemotePath):
         return object_store.RemoteFile(path)
     return LocalFile(path)
+
+
+class OpenFiles(dict[Place, OpenFile]):
+    """Files that are opened on first use, and closed after a block."""
+
+    def __missing__(self, path: Place) -> OpenFile:
+        self[path] = file = open_file(path)
+        return file
+
+    def __enter__(self) -> OpenFiles:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for file in self.values():
+            file.close()
+
+
+Files: TypeAlias = Mapping[Place, OpenFile]
+"""Open files by path."""
 
 
 def read_small(path: Place, *, limit: int) -> tuple[bytes, Stamp]:
@@ -231,9 +250,12 @@ def _require_regular(path: Path, mode: int) -> None:
 def stamp_of(result: os.stat_result) -> Stamp:
     """Return the stamp of an `os.stat` result."""
     return Stamp(
-        size=result.st_size, mtime_ns=result.st_mtime_ns, ctime_ns=result.st_ctime_ns, inode=result.st_ino,
+        size=result.st_size,
+        mtime_ns=result.st_mtime_ns,
+        ctime_ns=result.st_ctime_ns,
+        inode=result.st_ino,
         device=result.st_dev,
-    )  # fmt: skip
+    )
 
 
 def read_into(fd: int, buffer: memoryview, offset: int, *, path: Place | str = "the file") -> None:

@@ -24,12 +24,10 @@ from ..read.file_names import JOURNAL, require_outputs
 from ..read.object_store import RemotePath
 from ..read.problems import ObstacleError, listed
 from ..read.source import folders_of
-from ..read.storage import OpenFile, Place, shown
-from .folder import Folder
+from ..read.storage import Place, shown
+from .folder import Folder, write_at
 from .lock import LOCK, OWNER, Lock
 
-_FALLBACK_CHUNK = 1 << 20
-_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -422,37 +420,3 @@ def _require_apart(given: Path, out: Path, root: Place, *, below: bool) -> None:
         raise CheckpointError(f"output {shown(given)} is the source or lies in it; write elsewhere")
     if any(same(folder, out) for folder in root.parents):
         raise CheckpointError(f"output {shown(given)} holds the source; write elsewhere")
-
-
-def write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data``, bytes, at ``offset``; short writes are resumed."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], offset + done)
-
-
-def copy_range(source: OpenFile, target: int, *, begin: int, to: int, size: int) -> None:
-    """Copy ``size`` bytes from ``begin`` in ``source`` to ``to`` in ``target``.
-
-    In the kernel where it can; blocks are shared on file systems that know how. Raises CheckpointError when
-    the source ends before.
-    """
-    done = 0
-    while done < size and source.descriptor is not None:
-        try:
-            count = os.copy_file_range(source.descriptor, target, size - done, begin + done, to + done)
-        except AttributeError:  # not on Linux
-            break
-        except OSError as error:
-            if error.errno not in _NO_COPY:
-                raise
-            break
-        if count == 0:
-            break  # the file is shorter, which reading reports, or the file system has no such call
-        done += count
-    buffer = bytearray(min(_FALLBACK_CHUNK, size - done))
-    while done < size:
-        part = memoryview(buffer)[: size - done]
-        source.read_into(part, begin + done)
-        write_at(target, part, to + done)
-        done += len(part)

@@ -16,8 +16,9 @@ from ..read.file_names import JOURNAL
 from ..read.problems import is_of_data
 from ..read.storage import shown
 from .commit import Commit
-from .directory import OutputDirectory, write_at
+from .directory import OutputDirectory
 from .executor import Job
+from .folder import write_at
 from .manifest import last_files
 from .read_back import holds, read_back
 from .resume import State, begin
@@ -29,7 +30,7 @@ _RECORD_BYTES = 1 << 10
 
 
 class DirectoryTarget:
-    """A :class:`~zeropoint.checkpoint.run.target.Target` on a file system, whose lock it holds.
+    """A :class:`~zeropoint.checkpoint.run.executor.Target` on a file system, whose lock it holds.
 
     overwrite: whether it may hold files; those with other names stay.
     """
@@ -98,9 +99,12 @@ class DirectoryTarget:
     def jobs(self) -> Generator[Job, None, None]:
         """Yield all that is left as one job."""
         yield Job(
-            plan=self._plan, partials=self._directory.partials, groups=groups(self._units), scanned={},
+            plan=self._plan,
+            partials=self._directory.partials,
+            groups=groups(self._units),
+            scanned={},
             todo=left_of(self._units, self.done),
-        )  # fmt: skip
+        )
 
     def add(self, result: ScanResult | UnitResult) -> None:
         """See :class:`Target`."""
@@ -155,7 +159,7 @@ def _sizes(plan: CheckpointPlan, all_units: Sequence[Unit]) -> dict[str, int]:
         **{shard.name: shard.size for shard in plan.shards},
         **{str(path): size for path, size in plan.companions.items()},
         **{name: text.size for name, text in plan.texts.items()},
-        MANIFEST: _RECORD_BYTES * (len(all_units) + len(plan.placements.all)),
+        MANIFEST: _RECORD_BYTES * (len(all_units) + len(plan.outputs.all)),
     }
 
 

@@ -2,12 +2,14 @@
 
 The driver (loop.py) alone journals and publishes; an executor does units in any order and anywhere, and says
 the result of each.
+
+Results go to a target: a directory (directory_target.py) or a place in an object store (store_target.py).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -17,6 +19,7 @@ from ..measure.workers import Stopped, Task, done_tasks
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import layer_data
 from ..read.problems import ObstacleError
+from ..read.storage import Place
 from .directory import Partials
 from .unit_results import ScanResult, UnitResult, mean_scale
 from .units import Unit
@@ -167,5 +170,60 @@ class _Do(_UnitTask):
         """See :class:`Task`."""
         of, plan = self.extremes, self.job.plan
         found = (None, None) if of is None else (of.wait(), of.mean())
-        data = layer_data(plan, self.unit.placement, *found)
+        data = layer_data(plan, self.unit.output, *found)
         self.result = process(self.unit, self.job.partials, plan.limits, scratch, data)
+
+
+class Target(Protocol):
+    """The output of a run: a context manager around the run.
+
+    path: where it is. done: results of units, by number, only what is proven or was done by this run.
+    notes: sentences for the report. sync_seconds: time spent waiting for the disk alone.
+    """
+
+    @property
+    def path(self) -> Place:
+        """See above."""
+
+    @property
+    def done(self) -> MutableMapping[int, UnitResult]:
+        """Results of units by number; complete once the run has begun."""
+
+    @property
+    def notes(self) -> list[str]:
+        """See above."""
+
+    @property
+    def sync_seconds(self) -> float:
+        """See above."""
+
+    def __enter__(self) -> Target:
+        """Take possession of the place, where that can be."""
+
+    def __exit__(self, *failure: object) -> None:
+        """Close the target; after success, remove what only a resumed run needs."""
+
+    def may_be_complete(self) -> bool:
+        """Return whether a complete output may exist, worth comparing byte by byte."""
+
+    def require_free(self) -> None:
+        """Raise CheckpointError for files of others where no run began or ended."""
+
+    def begin(self, *, restart: bool) -> None:
+        """Begin a run, or resume the one that was interrupted here.
+
+        restart: remove what an interrupted run left. Raises CheckpointError when that was another run, or the
+        place holds files of others.
+        """
+
+    def jobs(self) -> Generator[Job, None, None]:
+        """Yield the jobs; each is complete before the next is asked for."""
+
+    def add(self, result: ScanResult | UnitResult) -> None:
+        """Add a unit's result, and make it durable, now or later."""
+
+    def publish(self) -> None:
+        """Publish every file, the loaders' entry file last, after all units."""
+
+    def leave(self, error: BaseException) -> None:
+        """Keep finished units of a resumable run, else remove them."""

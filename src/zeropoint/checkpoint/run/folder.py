@@ -18,8 +18,10 @@ from pathlib import Path, PurePosixPath
 from ...errors import CheckpointError
 from ..read.file_names import is_inside
 from ..read.problems import ObstacleError
-from ..read.storage import shown
+from ..read.storage import OpenFile, shown
 
+_FALLBACK_CHUNK = 1 << 20
+_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -108,3 +110,37 @@ class Folder:
                 f"{shown(self.path / name)} is not a folder, or is a link to one, but the output has files "
                 "in it; move it away, or choose another output"
             ) from error
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data``, bytes, at ``offset``; short writes are resumed."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], offset + done)
+
+
+def copy_range(source: OpenFile, target: int, *, begin: int, to: int, size: int) -> None:
+    """Copy ``size`` bytes from ``begin`` in ``source`` to ``to`` in ``target``.
+
+    In the kernel where it can; blocks are shared on file systems that know how. Raises CheckpointError when
+    the source ends before.
+    """
+    done = 0
+    while done < size and source.descriptor is not None:
+        try:
+            count = os.copy_file_range(source.descriptor, target, size - done, begin + done, to + done)
+        except AttributeError:  # not on Linux
+            break
+        except OSError as error:
+            if error.errno not in _NO_COPY:
+                raise
+            break
+        if count == 0:
+            break  # the file is shorter, which reading reports, or the file system has no such call
+        done += count
+    buffer = bytearray(min(_FALLBACK_CHUNK, size - done))
+    while done < size:
+        part = memoryview(buffer)[: size - done]
+        source.read_into(part, begin + done)
+        write_at(target, part, to + done)
+        done += len(part)

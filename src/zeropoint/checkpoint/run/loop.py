@@ -1,8 +1,8 @@
 """Carry out a plan: one loop over units for all targets.
 
-The driver here decides nothing about numbers: units.py says what there is to do, an executor does it, and the
-target (target.py) keeps what is done. Whatever ends a run, the same call resumes it, and the bytes are those
-of a run that nothing ended.
+The driver here decides nothing about numbers: units.py says what there is to do, an executor does it, and a
+target keeps what is done (executor.py). Whatever ends a run, the same call resumes it, to the bytes of a run
+that nothing ended.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from ..measure.tensor_error import TensorError
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.learned_data import require_statistics
 from ..plan.limits import give_back
-from ..plan.placement import Placement
+from ..plan.output_tensors import Output
 from ..read.object_store import RemotePath
 from ..read.storage import Place, place, shown
 from .directory_target import DirectoryTarget
-from .executor import Executor, local
-from .existing import done_already, finished
+from .executor import Executor, Target, local
 from .manifest import error_of
+from .resume import done_already, finished
 from .run_document import run_document
 from .store_target import StoreTarget
-from .target import Target
 from .unit_results import UnitResult
 from .units import Units, left_of, units
 
@@ -39,7 +38,7 @@ from .units import Units, left_of, units
 class Outcome:
     """The result for one weight: its module and its quantization error."""
 
-    weight: Placement
+    weight: Output
     error: TensorError
 
     def __repr__(self) -> str:
@@ -48,7 +47,7 @@ class Outcome:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that were written for it."""
-        return sum(placed.nbytes for placed in self.weight.outputs)
+        return sum(tensor.nbytes for tensor in self.weight.tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -132,10 +131,14 @@ def run(
             if done is not None:
                 note = f"{shown(target.path)} is complete already: it holds what this command writes, so "
                 return RunResult(
-                    path=target.path, plan=plan, notes=(*plan.notes, f"{note}nothing was written"),
-                    outcomes=outcomes(plan, all_units, done), units=len(all_units), resumed=len(all_units),
+                    path=target.path,
+                    plan=plan,
+                    notes=(*plan.notes, f"{note}nothing was written"),
+                    outcomes=outcomes(plan, all_units, done),
+                    units=len(all_units),
+                    resumed=len(all_units),
                     sync_seconds=0.0,
-                )  # fmt: skip
+                )
         target.begin(restart=restart)
         resumed = len(target.done)
         try:

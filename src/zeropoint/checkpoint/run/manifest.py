@@ -32,10 +32,10 @@ from ...codecs.containers import CONTAINERS
 from ...columns import ordered
 from ...methods import NEAREST, Loss
 from ...schemes.scale_rules import SIGNED, Search
-from ..choose.smaller_groups import group_of
 from ..measure.tensor_error import TensorError
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
+from ..plan.decisions import group_of
 from ..plan.identity import VERSION
 from ..plan.texts import Text
 from ..read.source import INDEX_SUFFIX
@@ -79,13 +79,13 @@ def _pieces(
     files: dict[str, Any] = {
         shard.name: {"size": shard.size, "header": shard.head.sha256} for shard in plan.shards
     }
-    for number, (path, size) in enumerate(plan.companions.items(), len(plan.placements.all)):
+    for number, (path, size) in enumerate(plan.companions.items(), len(plan.outputs.all)):
         files[str(path)] = {"size": size, "parts": _parts(all_units, done, number, tensor=str(path))}
     for name, text in plan.texts.items():
         files[name] = {"size": text.size, "parts": [[0, text.size, text.sha256]]}
     yield from _section("files", sorted(files.items()))
     yield from _section("tensors", _tensors(plan, all_units, done))
-    order = ordered(range(len(plan.weights)), plan.placements.module)
+    order = ordered(range(len(plan.weights)), plan.outputs.module)
     fitted = {d.entry.name for d in plan.decisions if d.fitted}
 
     def about(number: int) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _pieces(
 def _kept(plan: CheckpointPlan) -> Iterator[tuple[str, str]]:
     """Yield the reason for each tensor that is not quantized, by name."""
     reasons = {d.entry.name: d.reason for d in plan.decisions if not d.quantized}
-    found = ((placed.module, reasons.get(placed.source.name)) for placed in (*plan.kept, *plan.restored))
+    found = ((tensor.module, reasons.get(tensor.source.name)) for tensor in (*plan.kept, *plan.restored))
     yield from sorted((name, reason) for name, reason in found if reason is not None)
 
 
@@ -137,9 +137,9 @@ def _tensors(
     plan: CheckpointPlan, all_units: Units, done: Mapping[int, UnitResult]
 ) -> Iterator[tuple[str, Any]]:
     """Yield what is said of each output tensor, by name."""
-    for at, placed in enumerate(plan.placements.by_name):
-        parts = _parts(all_units, done, plan.placements.owner(at), tensor=placed.name)
-        yield placed.name, {"file": placed.shard, "parts": parts}
+    for at, tensor in enumerate(plan.outputs.by_name):
+        parts = _parts(all_units, done, plan.outputs.owner(at), tensor=tensor.name)
+        yield tensor.name, {"file": tensor.shard, "parts": parts}
 
 
 def _parts(all_units: Units, done: Mapping[int, UnitResult], number: int, *, tensor: str) -> list[list[Any]]:
@@ -164,10 +164,14 @@ def _section(name: str, members: Iterable[tuple[str, Any]]) -> Iterator[str]:
 
 def _statistics(error: TensorError) -> dict[str, Any]:
     return {
-        "values": error.values, "relative": _number(error.relative), "sqnr_db": _number(error.sqnr_db),
-        "largest": _number(error.largest), "clipped": error.clipped, "zero_blocks": error.zero_blocks,
+        "values": error.values,
+        "relative": _number(error.relative),
+        "sqnr_db": _number(error.sqnr_db),
+        "largest": _number(error.largest),
+        "clipped": error.clipped,
+        "zero_blocks": error.zero_blocks,
         "lost_blocks": error.lost_blocks,
-    }  # fmt: skip
+    }
 
 
 def _number(value: float) -> float | None:

@@ -6,11 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..measure.tensor_error import error_document, worst
+from ..plan.learned_data import offered_quality
 from ..plan.plan_document import decision_document, engine_documents, scheme_document
-from ..plan.qualities import offered_quality
-from .advice import error_warnings, misfit_warnings
-from .expert_tokens import expert_tokens
-from .keeping import KeepingCost, keeping_cost
+from .advice import KeepingCost, error_warnings, expert_tokens, keeping_cost, misfit_warnings
 
 if TYPE_CHECKING:
     from ..plan.checkpoint_plan import CheckpointPlan
@@ -53,10 +51,14 @@ def _outcome(outcome: Outcome, plan: CheckpointPlan) -> dict[str, Any]:
     solved = plan.solved.get(weight.module)
     loss = {} if solved is None else {"loss": asdict(solved.loss)}
     return {
-        "module": weight.module, "tensor": weight.source.name, "shape": list(weight.shape),
-        "bytes": outcome.nbytes, "outputs": [placed.name for placed in weight.outputs],
-        "error": error_document(outcome.error), **loss,
-    }  # fmt: skip
+        "module": weight.module,
+        "tensor": weight.source.name,
+        "shape": list(weight.shape),
+        "bytes": outcome.nbytes,
+        "outputs": [tensor.name for tensor in weight.tensors],
+        "error": error_document(outcome.error),
+        **loss,
+    }
 
 
 def _keeping(found: KeepingCost | None) -> dict[str, Any] | None:
@@ -64,6 +66,8 @@ def _keeping(found: KeepingCost | None) -> dict[str, Any] | None:
     if found is None:
         return None
     return {
-        "ignore": list(found.patterns), "weights": found.weights, "bytes": found.nbytes,
+        "ignore": list(found.patterns),
+        "weights": found.weights,
+        "bytes": found.nbytes,
         "error": error_document(found.error),
-    }  # fmt: skip
+    }

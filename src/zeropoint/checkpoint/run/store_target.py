@@ -118,7 +118,7 @@ def _files(plan: CheckpointPlan, all_units: Units) -> tuple[_File, ...]:
 
 
 class StoreTarget:
-    """A :class:`~zeropoint.checkpoint.run.target.Target` behind a URL.
+    """A :class:`~zeropoint.checkpoint.run.executor.Target` behind a URL.
 
     spool: local directory for files on their way; None is the system's directory for temporary files. done:
     of all files that are in the store with their records, and of the one that is being done.
@@ -185,9 +185,11 @@ class StoreTarget:
         except CheckpointError as error:
             raise self._no_record(_IDENTITY) from error
         require_same(
-            self._identity, then["identity"], what=f"the interrupted run in {shown(self.path)}",
+            self._identity,
+            then["identity"],
+            what=f"the interrupted run in {shown(self.path)}",
             remedy=f"rerun the original command to resume, or add {option('restart', True)} to start over",
-        )  # fmt: skip
+        )
         changed = sorted(name for name in state if then["stamps"].get(name) != state[name])
         if changed:
             listed = ", ".join(map(shown, changed[:3])) + (" and others" if len(changed) > 3 else "")
@@ -239,9 +241,12 @@ class StoreTarget:
                     continue
                 directory.prepare(file.name, file.size, bytes(file.head))
                 yield Job(
-                    plan=self._plan, partials=directory.partials, todo=file.units, groups=group,
+                    plan=self._plan,
+                    partials=directory.partials,
+                    todo=file.units,
+                    groups=group,
                     scanned=dict(self._scanned),
-                )  # fmt: skip
+                )
                 read_back(self.done, directory, self._plan, file.units, published=names - {file.name})
                 if under_way is not None:
                     under_way.result()

@@ -84,7 +84,7 @@ class UnitResult:
 
 def _parsed_error(found: object, unit: Unit) -> TensorError | None:
     """Return the error in a document of :func:`dataclasses.asdict`; only weights have one."""
-    weight = unit.placement
+    weight = unit.output
     if weight.to is None and found is None:
         return None
     match found:

@@ -16,8 +16,7 @@ from typing import overload
 from ...columns import LazySequence, StringTable, ordered
 from ..measure.tiles import needs_extremes
 from ..plan.checkpoint_plan import CheckpointPlan
-from ..plan.cuts import unit_lines
-from ..plan.placement import Placed, Placement
+from ..plan.output_tensors import Output, OutputTensor, unit_lines
 
 UNIT_BYTES = 1 << 25
 """Bytes in a unit that is copied."""
@@ -38,27 +37,27 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """``count`` rows, columns or bytes of a placement, from ``start`` on."""
+    """``count`` rows, columns or bytes of an output, from ``start`` on."""
 
     number: int
-    placement: Placement
+    output: Output
     start: int
     count: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of its source for progress, with codes counted as floats."""
-        return self.count * self.placement.line_bytes
+        return self.count * self.output.line_bytes
 
     @property
     def name(self) -> str:
         """Name in progress reports."""
-        return self.placement.module
+        return self.output.module
 
     @property
     def group(self) -> str | None:
         """Set of weights to scan before it can be quantized, or None."""
-        of = self.placement
+        of = self.output
         if of.to is None:
             return None
         scanned = needs_extremes(of.to.weight) or of.to.codec.needs_mean(of.to)
@@ -67,27 +66,27 @@ class Unit:
     @property
     def file(self) -> str:
         """The file that it writes to."""
-        return self.placement.outputs[0].shard
+        return self.output.tensors[0].shard
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Spans of its outputs, in their order."""
-        return tuple(span for placed in self.placement.outputs if (span := self._span(placed)) is not None)
+        """Spans of its tensors, in their order."""
+        return tuple(span for tensor in self.output.tensors if (span := self._span(tensor)) is not None)
 
-    def _span(self, placed: Placed) -> Span | None:
+    def _span(self, tensor: OutputTensor) -> Span | None:
         """Return its span of one output; None for constants, written first."""
-        spec, begin, end = placed.spec, 0, placed.nbytes
-        if self.placement.to is None:
-            begin = self.start * self.placement.line_bytes
+        spec, begin, end = tensor.spec, 0, tensor.nbytes
+        if self.output.to is None:
+            begin = self.start * self.output.line_bytes
             end = begin + self.nbytes
         elif spec.axis is not None:
-            line = placed.nbytes // spec.height
+            line = tensor.nbytes // spec.height
             begin = self.start // spec.per * spec.lines * line
-            if self.start + self.count < self.placement.extent:
+            if self.start + self.count < self.output.extent:
                 end = (self.start + self.count) // spec.per * spec.lines * line
         elif self.start:
             return None
-        return Span(file=placed.shard, tensor=placed.name, begin=placed.begin + begin, size=end - begin)
+        return Span(file=tensor.shard, tensor=tensor.name, begin=tensor.begin + begin, size=end - begin)
 
 
 class Units(Sequence[Unit]):
@@ -99,17 +98,17 @@ class Units(Sequence[Unit]):
 
     def __init__(self, plan: CheckpointPlan) -> None:
         self._plan = plan
-        self._weights = len(plan.placements.all) - len(plan.weights)
+        self._weights = len(plan.outputs.all) - len(plan.weights)
         self._item, self._begins, self._counts = array("I"), array("q"), array("I")
         self.nbytes = array("q")
         self._files = tuple(plan.companions.items())
-        count = len(plan.placements.all)
+        count = len(plan.outputs.all)
         self._first = array("q", [0]) * (count + len(self._files))
         for number in (*self._order(), *range(count, len(self._first))):
-            self._cut(number, self._placement(number))
+            self._cut(number, self._output(number))
 
     def of(self, number: int) -> range:
-        """Return the numbers of a placement's units, by the placement's number."""
+        """Return the numbers of the units of an output."""
         begin = end = self._first[number]
         while end < len(self) and self._item[end] == number:
             end += 1
@@ -136,17 +135,17 @@ class Units(Sequence[Unit]):
         return map(self._made, range(len(self)))
 
     def _order(self) -> array[int]:
-        """Return the placement numbers in shards, in the order of source bytes."""
+        """Return the output numbers in shards, in the order of source bytes."""
         shard = {name: number for number, name in enumerate(self._plan.source.shards)}
         columns = files, begins, rows = array("I"), array("q"), array("q")
-        for item in self._plan.placements.all:
-            name, begin = item.origin.place
+        for item in self._plan.outputs.all:
+            name, begin, first = item.reader.place
             files.append(shard[name])
             begins.append(begin)
-            rows.append(item.first)
+            rows.append(first)
         return ordered(range(len(files)), lambda number: tuple(column[number] for column in columns))
 
-    def _cut(self, number: int, item: Placement) -> None:
+    def _cut(self, number: int, item: Output) -> None:
         self._first[number] = len(self)
         step = UNIT_BYTES if item.copied else unit_lines(item)
         for begin in range(0, item.extent, step):
@@ -156,18 +155,20 @@ class Units(Sequence[Unit]):
             self._counts.append(count)
             self.nbytes.append(count * item.line_bytes)
 
-    def _placement(self, number: int) -> Placement:
-        placements = self._plan.placements.all
-        if number < len(placements):
-            return placements[number]
-        path, size = self._files[number - len(placements)]
-        return Placement.of_file(str(path), self._plan.source.root / path, size)
+    def _output(self, number: int) -> Output:
+        outputs = self._plan.outputs.all
+        if number < len(outputs):
+            return outputs[number]
+        path, size = self._files[number - len(outputs)]
+        return Output.of_file(str(path), self._plan.source.root / path, size)
 
     def _made(self, number: int) -> Unit:
         return Unit(
-            number=number, placement=self._placement(self._item[number]), start=self._begins[number],
+            number=number,
+            output=self._output(self._item[number]),
+            start=self._begins[number],
             count=self._counts[number],
-        )  # fmt: skip
+        )
 
 
 def units(plan: CheckpointPlan) -> Units:

@@ -7,10 +7,9 @@ depend on their size.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -36,11 +35,13 @@ from ...methods.rotate import unrotated
 from ...tensor import QuantizedTensor
 from ..measure.tensor_error import TensorError, exact_sum, measure
 from ..measure.tiles import Scratch, extremes_of, scales_in, widest
-from ..plan.cuts import Tile, tile_shape, tiles
+from ..plan.decoded import read_groups
 from ..plan.limits import Limits
-from ..plan.placement import Files, Placed, Placement
-from ..read.storage import OpenFile, open_file, shown
-from .directory import Partials, copy_range, write_at
+from ..plan.output_tensors import Output, OutputTensor, Tile, tile_shape, tiles
+from ..plan.row_reader import Literal
+from ..read.storage import Files, OpenFile, OpenFiles, shown
+from .directory import Partials
+from .folder import copy_range, write_at
 from .unit_results import Hashes, ScanResult, UnitResult
 from .units import Span, Unit
 
@@ -50,19 +51,19 @@ PIECE = 1 << 20
 
 def buffer_bytes(todo: Iterable[Unit], limits: Limits) -> int:
     """Return the buffer bytes that a thread needs for ``todo``."""
-    kinds = {of.kind: of for unit in todo if not (of := unit.placement).copied}
+    kinds = {of.kind: of for unit in todo if not (of := unit.output).copied}
     shapes = ((of, *tile_shape(of, limits)) for of in kinds.values())
     sizes = (min(rows, of.shape[0]) * columns * _item(of) for of, rows, columns in shapes)
     return max((PIECE, *sizes))
 
 
-def _item(of: Placement) -> int:
+def _item(of: Output) -> int:
     """Return the bytes per value of a tile; codes count as float32."""
     return torch.float32.itemsize if of.of_codes else of.dtype.itemsize
 
 
 def _read(
-    of: Placement, files: Files, tile: Tile, buffer: bytearray
+    of: Output, files: Files, tile: Tile, buffer: bytearray
 ) -> tuple[torch.Tensor, QuantizedTensor | None]:
     """Return the values of a tile in ``buffer``, and any source codes."""
     if not of.of_codes:
@@ -78,9 +79,9 @@ def scan(unit: Unit, limits: Limits, scratch: Scratch) -> ScanResult:
     Raises NonFiniteError as :func:`process` does: other weights may share the scale that follows, and are not
     at fault.
     """
-    of, found, scales = unit.placement, list[tuple[float, float]](), array("d")
+    of, found, scales = unit.output, list[tuple[float, float]](), array("d")
     means = of.layer.codec.needs_mean(of.layer)
-    with _opened(unit) as files:
+    with OpenFiles() as files:
         for tile in tiles(of, limits, unit.start, unit.count):
             x, _ = _read(of, files, tile, scratch.buffer)
             found.append(extremes_of(x))
@@ -102,28 +103,28 @@ def process(
     RangeError when a scale fits no format; CheckpointError when the source changed or a file cannot be read
     or written.
     """
-    with _opened(unit) as files, partials.open(unit.file) as target:
-        if unit.placement.origin.data is not None:
-            return _add(unit, unit.placement.origin.data, target)
-        if unit.placement.copied:
-            return _copy(unit, files[unit.placement.source.file], target, scratch.buffer)
-        placed = {placed.name: placed for placed in unit.placement.outputs}
-        writers = [_Writer(target, span, placed[span.tensor]) for span in unit.spans]
-        parts = tiles(unit.placement, limits, unit.start, unit.count)
-        if unit.placement.to is None:
+    with OpenFiles() as files, partials.open(unit.file) as target:
+        if isinstance(unit.output.reader, Literal):
+            return _add(unit, unit.output.reader.data, target)
+        if unit.output.copied:
+            return _copy(unit, files[unit.output.source.file], target, scratch.buffer)
+        by_name = {tensor.name: tensor for tensor in unit.output.tensors}
+        writers = [_Writer(target, span, by_name[span.tensor]) for span in unit.spans]
+        parts = tiles(unit.output, limits, unit.start, unit.count)
+        if unit.output.to is None:
             for tile in parts:
                 _restore_tile(unit, files, tile.rows, scratch.buffer, writers[0])
             return UnitResult.of(unit, [writers[0].hashes])
-        errors = [_quantize_tile(unit.placement, files, tile, (data, scratch), writers) for tile in parts]
+        errors = [_quantize_tile(unit.output, files, tile, (data, scratch), writers) for tile in parts]
     return UnitResult.of(unit, [writer.hashes for writer in writers], TensorError.merge(errors))
 
 
 class _Writer:
     """Writes and hashes one span, from its begin to its end."""
 
-    def __init__(self, target: int, span: Span, placed: Placed) -> None:
+    def __init__(self, target: int, span: Span, tensor: OutputTensor) -> None:
         self.span = span
-        self._spec = placed.spec
+        self._spec = tensor.spec
         self._target = target
         self._done = 0
         self._lines: torch.Tensor | None = None
@@ -161,16 +162,17 @@ class _Writer:
 
 
 def _quantize_tile(
-    weight: Placement, files: Files, tile: Tile, means: tuple[LayerData, Scratch], writers: list[_Writer]
+    weight: Output, files: Files, tile: Tile, means: tuple[LayerData, Scratch], writers: list[_Writer]
 ) -> TensorError:
     (data, scratch), by_rows = means, weight.axis == ROWS
     first = tile.rows.start == tile.columns.start == 0
     x, codes = _read(weight, files, tile, scratch.buffer)
     layer = weight.layer if data.mean is None else weight.layer.codec.with_mean(weight.layer, data.mean)
     codec, index, given = layer.codec, group_index(layer), x
-    order = {} if index is None else {index: weight.origin.groups(files)}
-    if index is not None and codes is not None:
-        codes = in_groups(codes, weight.origin.stored_scheme, order[index])
+    stored = weight.reader.layer
+    order = {} if index is None or stored is None else {index: read_groups(stored, files)}
+    if index is not None and stored is not None and codes is not None:
+        codes = in_groups(codes, stored.weight, order[index])
         given = codes.dequantize(torch.float32)
     try:
         method = unrotated(method_named(weight.method))
@@ -220,14 +222,14 @@ def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -
 
 def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writer: _Writer) -> None:
     """Write some rows as floats; raises NonFiniteError for NaN and Inf."""
-    origin = unit.placement.origin
-    x = origin.read_as_written(files, rows.start, len(rows), buffer)
+    reader = unit.output.reader
+    x = reader.read_as_written(files, rows.start, len(rows), buffer)
     bad = ~torch.isfinite(x)
     if bool(bad.any()):
         row, column = torch.nonzero(bad)[0].tolist()
-        facts = f"{shown(origin.entry.file.name)}, {origin.entry.dtype}, shape {list(origin.entry.shape)}"
+        facts = f"{shown(reader.entry.file.name)}, {reader.entry.dtype}, shape {list(reader.entry.shape)}"
         raise NonFiniteError(
-            f"tensor {printable(origin.entry.name)} ({facts}) decodes to non-finite values, first at "
+            f"tensor {printable(reader.entry.name)} ({facts}) decodes to non-finite values, first at "
             f"row {rows.start + row}, column {column} ({float(x[row, column])}); pass the original checkpoint"
         )
     writer.write(x)
@@ -236,7 +238,7 @@ def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writ
 def _copy(unit: Unit, source: OpenFile, target: int, buffer: bytearray) -> UnitResult:
     """Hash and copy source bytes, in the kernel where possible."""
     hashes, (span,) = Hashes(), unit.spans
-    begin = unit.placement.source.begin + unit.start
+    begin = unit.output.source.begin + unit.start
     local = source.descriptor is not None
     piece = memoryview(buffer)[: PIECE if local else len(buffer)]
     for done in range(0, unit.nbytes, len(piece)):
@@ -259,23 +261,12 @@ def _add(unit: Unit, data: bytes, target: int) -> UnitResult:
     return UnitResult.of(unit, [hashes])
 
 
-@contextlib.contextmanager
-def _opened(unit: Unit) -> Iterator[Files]:
-    """Open a unit's sources for the block only, sparing file descriptors."""
-    with contextlib.ExitStack() as stack:
-        files = {}
-        for place in unit.placement.origin.files:
-            files[place] = open_file(place)
-            stack.callback(files[place].close)
-        yield files
-
-
 def _named(
-    error: ZeropointError, weight: Placement, files: Files, tile: Tile, buffer: bytearray
+    error: ZeropointError, weight: Output, files: Files, tile: Tile, buffer: bytearray
 ) -> ZeropointError:
     """Return an error with the tensor's name and its first non-finite value."""
     source = weight.source
-    layer = weight.origin.layer
+    layer = weight.reader.layer
     held = source.dtype if layer is None else layer.weight
     facts = f"{shown(source.file.name)}, {held}, shape {list(source.shape)}"
     place = f"tensor {printable(source.name)} ({facts})"
@@ -295,7 +286,7 @@ def _named(
 
 
 def _first_non_finite(
-    weight: Placement, files: Files, tile: Tile, buffer: bytearray
+    weight: Output, files: Files, tile: Tile, buffer: bytearray
 ) -> tuple[int, int, float, int] | None:
     """Return a weight's first NaN or Inf and their count, or None.
 

@@ -25,11 +25,11 @@ from ..measure.workers import done_tasks
 from ..plan.limits import Limits
 from ..read.problems import Problem, listed
 from ..read.source import CONFIG, Source, open_source
-from ..read.storage import Place, shown
+from ..read.storage import OpenFiles, Place, shown
 from .comparisons import configuration_differences
 from .documents import comparison_document
 from .matching import LABELS, Pair, Pairs, Side, side_of
-from .proofs import Check, OpenFiles
+from .proofs import Check
 
 _TEMPORARY_BYTES = 16
 """Memory for each value of a tile besides what was read: both values in the dtype of the comparison."""
@@ -56,7 +56,7 @@ class Compared:
         Integers and floats that both sides kept have no error, and their squares would hide others' errors.
         """
         a, b = self.pair.held_by
-        quantized = a != b and any(w.origin.layer is not None for w in (self.pair.a, self.pair.b))
+        quantized = a != b and any(w.layer is not None for w in (self.pair.a, self.pair.b))
         return self.pair.dtype is not torch.int64 and (quantized or self.equality.unequal > 0)
 
 
@@ -205,16 +205,18 @@ def compare(
     pairs = Pairs(*sides)
     if not len(pairs):
         raise CheckpointError(_nothing_common(sides, pairs.problems))
-    with contextlib.ExitStack() as stack:
-        found = _run(pairs, limits, OpenFiles(stack), on_progress)
+    with OpenFiles() as files:
+        found = _run(pairs, limits, files, on_progress)
     for side in sides:
         side.source.check_unchanged()
     notes = [f"{LABELS[at]}: {note}" for at, side in enumerate(sides) for note in side.source.notes]
     return Comparison(
-        sources=(sides[0].source, sides[1].source), tensors=found, counted=found.counted,
+        sources=(sides[0].source, sides[1].source),
+        tensors=found,
+        counted=found.counted,
         problems=tuple(pairs.problems),
         notes=(*notes, *_configurations(sides), *pairs.notes),
-    )  # fmt: skip
+    )
 
 
 def _nothing_common(sides: tuple[Side, Side], problems: Sequence[Problem]) -> str:
@@ -243,7 +245,7 @@ class _Part(Check):
     def __init__(self, number: int, pair: Pair, rows: range, of: int, files: OpenFiles) -> None:
         super().__init__(pair.name, sum(_nbytes(pair, len(rows))))
         self.number, self.pair, self.rows, self.of = number, pair, rows, of
-        self.files = {file: files[file] for w in (pair.a, pair.b) for file in w.origin.files}
+        self.files = {file: files[file] for w in (pair.a, pair.b) for file in w.files}
         self.found: tuple[Equality, TensorError] | None = None
 
     def run(self, scratch: Scratch) -> None:
@@ -271,8 +273,8 @@ def _nbytes(pair: Pair, rows: int) -> tuple[int, ...]:
 def _step(pair: Pair, limits: Limits) -> int:
     """Return the rows of a part; raises CheckpointError below one."""
     height, columns = pair.shape
-    alignment = max(1, min(height, max(weight.origin.alignment for weight in (pair.a, pair.b))))
-    cost = sum(weight.origin.value_bytes for weight in (pair.a, pair.b)) + _TEMPORARY_BYTES
+    alignment = max(1, min(height, max(weight.alignment for weight in (pair.a, pair.b))))
+    cost = sum(weight.value_bytes for weight in (pair.a, pair.b)) + _TEMPORARY_BYTES
     return limits.rows(columns, alignment, cost)
 
 

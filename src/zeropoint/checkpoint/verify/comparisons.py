@@ -5,28 +5,29 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...codecs.containers.safetensors import DTYPE_BITS
 from ...codecs.known import CONFIG_KEYS
 from ...codecs.stored_forms import MODEL_FORM
 from ...errors import printable
-from ..choose.expert_matrices import matrices
-from ..choose.selection import WEIGHT_DTYPES, is_fused_experts, module_of
-from ..choose.tied import tied_copies
 from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
-from ..plan.origin import Origin
+from ..plan.expert_matrices import matrices
+from ..plan.row_changes import decoded_to, in_form
+from ..plan.row_reader import Literal, RowReader, StoredFloats
+from ..plan.selection import WEIGHT_DTYPES, is_fused_experts, module_of
+from ..plan.tied import tied_copies
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers
 from ..read.safetensors_file import pieces
 from ..read.source import CONFIG, SINGLE_FILE, Source
-from ..read.storage import OpenFile
+from ..read.storage import OpenFile, OpenFiles
 from ..read.tensor_entries import TensorEntry
 from .integrity import is_loaded
-from .proofs import Check, OpenFiles
+from .proofs import Check
 from .source_weights import Original
 
 _WRITTEN = frozenset((CONFIG, MANIFEST, WEIGHTS_ONLY_CONFIG, SINGLE_FILE + ".index.json"))
@@ -79,34 +80,33 @@ class _CompareNumber(Check):
 class _CompareFloats(Check):
     """Compare rows of floats with the original's dequantized values."""
 
-    def __init__(self, entry: TensorEntry, origin: Origin, cut: tuple[int, int], files: OpenFiles) -> None:
+    def __init__(self, entry: TensorEntry, reader: RowReader, cut: tuple[int, int], files: OpenFiles) -> None:
         self.start, self.rows = cut
-        self.row_bytes = origin.width * DTYPE_BITS[entry.dtype] // 8
+        self.row_bytes = reader.width * DTYPE_BITS[entry.dtype] // 8
         super().__init__(entry.name, self.rows * self.row_bytes)
         self.entry = entry
-        self.origin = origin
-        self.files = {file: files[file] for file in (entry.file, *origin.files)}
+        self.reader = reader
+        self.files = {file: files[file] for file in (entry.file, *reader.files)}
 
     def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (rows of codes may be larger)
         """See :class:`Task`."""
         ours, theirs = bytearray(self.nbytes), bytearray(self.nbytes)
         begin = self.entry.begin + self.start * self.row_bytes
         self.files[self.entry.file].read_into(memoryview(ours), begin)
-        self.origin.read_as_written(self.files, self.start, self.rows, theirs)
+        self.reader.read_as_written(self.files, self.start, self.rows, theirs)
         if ours != theirs:
             self.report(f"differs from the dequantized original from row {self.start} on")
 
 
-def _float_comparisons(entry: TensorEntry, origin: Origin, files: OpenFiles, chunk: int) -> list[Check]:
+def _float_comparisons(entry: TensorEntry, reader: RowReader, files: OpenFiles, chunk: int) -> list[Check]:
     """Return the comparisons of a float tensor with a quantized original."""
     size = DTYPE_BITS[entry.dtype] // 8
-    if origin.layer is not None:
-        origin = replace(origin, entry=replace(origin.entry, dtype=entry.dtype, nbytes=entry.nbytes))
-    height = math.prod(entry.shape) // max(1, origin.width)
-    step = origin.written_alignment
-    rows = max(1, chunk // max(1, origin.width * size) // step) * step
+    reader = reader if reader.layer is None else decoded_to(reader, entry.dtype)
+    height = math.prod(entry.shape) // max(1, reader.width)
+    step = reader.written_alignment
+    rows = max(1, chunk // max(1, reader.width * size) // step) * step
     return [
-        _CompareFloats(entry, origin, (start, min(rows, height - start)), files)
+        _CompareFloats(entry, reader, (start, min(rows, height - start)), files)
         for start in range(0, height, rows)
     ]
 
@@ -157,7 +157,7 @@ def kept_problems(
     problems = []
     left = dict(original.carried)
     for entry in stored.others:
-        if _origin_of(entry, original) is not None:
+        if _reader_of(entry, original) is not None:
             accounts.add(entry.name)
             continue
         made = left.pop(entry.name, None)
@@ -187,35 +187,35 @@ def comparisons(stored: StoredLayers, original: Original, files: OpenFiles, *, c
     chunk: bytes of each side that a comparison reads; its buffer holds both.
     """
     for entry in stored.others:
-        origin = _origin_of(entry, original)
+        reader = _reader_of(entry, original)
         made = original.carried.get(entry.name)
         first = original.source.entries.get(entry.name) if made is None else made.entry
         same = first is not None and (first.dtype, first.shape) == (entry.dtype, entry.shape)
-        if made is not None and made.data is not None:
+        if isinstance(made, Literal):
             if same:
                 yield _CompareNumber(entry, made.data, files)
         elif made is not None:
             yield from _float_comparisons(entry, made, files, chunk) if same else ()
-        elif origin is not None:
-            yield from _float_comparisons(entry, origin, files, chunk)
+        elif reader is not None:
+            yield from _float_comparisons(entry, reader, files, chunk)
         elif first is not None and same:
             for start in range(0, entry.nbytes, chunk):
                 yield _Compare((entry, first), start, min(chunk, entry.nbytes - start), files)
 
 
-def _origin_of(entry: TensorEntry, original: Original) -> Origin | None:
+def _reader_of(entry: TensorEntry, original: Original) -> RowReader | None:
     """Return the original's codes of a float tensor, or None.
 
     The same holds for floats whose values or dtype the file has otherwise than the original.
     """
-    origin = original.floats.origins.get(entry.name)
+    reader = original.floats.readers.get(entry.name)
     first = original.source.entries.get(entry.name)
-    if origin is None and first is not None and first.dtype in WEIGHT_DTYPES and (entry.form or first.form):
-        formed = Origin(entry=first).in_form(entry.form or MODEL_FORM)
-        origin = None if formed.copied else formed
-    if origin is None or entry.dtype not in WEIGHT_DTYPES or entry.shape != origin.entry.shape:
+    if reader is None and first is not None and first.dtype in WEIGHT_DTYPES and (entry.form or first.form):
+        formed = in_form(StoredFloats(entry=first), entry.form or MODEL_FORM)
+        reader = None if formed.copied else formed
+    if reader is None or entry.dtype not in WEIGHT_DTYPES or entry.shape != reader.entry.shape:
         return None
-    return origin if entry.form is None else origin.in_form(entry.form)
+    return reader if entry.form is None else in_form(reader, entry.form)
 
 
 class _CompareFiles(Check):
@@ -291,10 +291,12 @@ def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str
         elif a != b and not (a != a and b != b):  # NaN equals NaN here
             found.append(
                 Difference(
-                    key=printable(prefix + key), ours=None if a is _ABSENT else reprlib.repr(a),
-                    theirs=None if b is _ABSENT else reprlib.repr(b), code=key == "auto_map",
+                    key=printable(prefix + key),
+                    ours=None if a is _ABSENT else reprlib.repr(a),
+                    theirs=None if b is _ABSENT else reprlib.repr(b),
+                    code=key == "auto_map",
                 )
-            )  # fmt: skip
+            )
     return found
 
 

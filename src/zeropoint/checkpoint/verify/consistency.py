@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 
+from ...codecs.containers.onnx_graph import RUNTIME, STANDARD, all_graphs, parsed
+from ...codecs.engines import ONNXRUNTIME, Facts, Loads
 from ...codecs.known import ACTIVATION_SCALES, CACHE_PAIR, CACHE_SCALES, TOOL_FILES, TOOLS, cache_scheme
 from ...codecs.protocol import Codec
 from ...codecs.registry import CODECS, claiming, methods
@@ -17,15 +20,16 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, printable
 from ...loaded_names import loaded_names
 from ...recipes import Activation
-from ..choose.selection import WEIGHT, is_linear_weight, module_of
 from ..measure.tiles import Scratch
+from ..plan.limits import Limits
+from ..plan.selection import WEIGHT, is_linear_weight, module_of
 from ..read.index import IndexMap
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import CONFIG, SINGLE_FILE, Source
-from ..read.storage import exists, shown
+from ..read.storage import OpenFiles, exists, shown
 from ..read.tensor_entries import TensorEntry, code_operators
-from .proofs import Check, OpenFiles
+from .proofs import Check
 
 _SMALL_BYTES = 1 << 20
 """Most bytes of a scale of inputs, of which there is one for a layer or for a channel."""
@@ -264,3 +268,51 @@ def _misplaced(source: Source, table: IndexMap) -> set[str]:
             wrong.add(tensor)
     wrong |= {name for name, found in zip(source.entries, named, strict=True) if not found}
     return wrong if source.index is None else set()
+
+
+_KNOWN = (*STANDARD, RUNTIME, "ai.onnx.ml")
+"""Domains whose operators every build of onnxruntime has."""
+
+
+def runtime_problems(
+    source: Source, stored: StoredLayers, original: Source | None, limits: Limits
+) -> tuple[list[Problem], list[str]]:
+    """Return why onnxruntime rejects a model, and why it was not tried."""
+    if not source.graph:
+        return [], []
+    file = source.shards[0]
+    reason = "it lies behind a URL"
+    if isinstance(source.root, Path):
+        reason = _untried(source, stored, limits)
+        error = None if reason else source.container.load_error(source.root / file)
+        if error is None and not reason:
+            return [], []
+        if error is not None and not _is_broken(original):
+            return [Problem(where=file, what=error)], []
+        reason = reason or "it does not load the original either"
+    return [], [f"{file} was not loaded into onnxruntime: {reason}"]
+
+
+def _is_broken(original: Source | None) -> bool:
+    """Return whether onnxruntime does not load the original, where there is one."""
+    if original is None or not original.graph or not isinstance(original.root, Path):
+        return False
+    return original.container.load_error(original.root / original.shards[0]) is not None
+
+
+def _untried(source: Source, stored: StoredLayers, limits: Limits) -> str:
+    """Return why loading the model would say nothing, or nothing."""
+    size = sum(entry.nbytes for entry in source.entries.values())
+    room = (limits.max_memory - limits.base_memory) // 2
+    if size > room:
+        return f"its {size:,} bytes are above the {room:,} that the limit of memory leaves"
+    nodes = (node for graph in all_graphs(parsed(source.graph)) for node in graph.node)
+    foreign = sorted({node.domain for node in nodes if node.domain not in _KNOWN})
+    if foreign:
+        return f"it has operators of {printable(', '.join(foreign)[:100])}"
+    facts = Facts(
+        family={}, layers=tuple({layer.layer for layer in stored.layers}), experts=frozenset(), section={},
+        nonlinear=False, transposed=False, wider=False, whole_experts=False, split=None,
+    )  # fmt: skip
+    rules = (layer.codec.engines[ONNXRUNTIME] for layer in facts.layers)
+    return next((why for rule in rules for loads, why in rule(facts) if loads is Loads.NO), "")

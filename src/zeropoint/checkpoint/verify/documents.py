@@ -48,30 +48,39 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """Return the document of a comparison."""
     a, b = comparison.sources
     return {
-        "a": str(a.given), "b": str(b.given), "ok": comparison.ok,
+        "a": str(a.given),
+        "b": str(b.given),
+        "ok": comparison.ok,
         "problems": [{"where": p.where, "what": p.what} for p in comparison.problems],
         "notes": list(comparison.notes),
-        **_apart(comparison), "counted_tensors": comparison.counted.tensors,
+        **_apart(comparison),
+        "counted_tensors": comparison.counted.tensors,
         "tensors": [_compared(found) for found in comparison.tensors],
         "worst": [_compared(found) for found in worst(comparison.tensors.measured, lambda c: c.error)],
-    }  # fmt: skip
+    }
 
 
 def _compared(found: Compared) -> dict[str, Any]:
     pair = found.pair
     return {
-        "name": pair.name, "shape": list(pair.shape), "a": pair.held_by[0], "b": pair.held_by[1],
+        "name": pair.name,
+        "shape": list(pair.shape),
+        "a": pair.held_by[0],
+        "b": pair.held_by[1],
         **_apart(found),
-    }  # fmt: skip
+    }
 
 
 def _apart(found: Comparison | Compared) -> dict[str, Any]:
     equality, error = found.equality, found.error
     return {
-        "values": equality.values, "unequal": equality.unequal, "zeros_of_other_sign": equality.signs,
-        "relative": finite_number(error.relative), "sqnr_db": finite_number(error.sqnr_db),
+        "values": equality.values,
+        "unequal": equality.unequal,
+        "zeros_of_other_sign": equality.signs,
+        "relative": finite_number(error.relative),
+        "sqnr_db": finite_number(error.sqnr_db),
         "largest": finite_number(error.largest),
-    }  # fmt: skip
+    }
 
 
 def verification_document(verification: Verification) -> dict[str, Any]:
@@ -94,7 +103,10 @@ def verification_document(verification: Verification) -> dict[str, Any]:
 def _proof(proof: LayerProof) -> dict[str, Any]:
     layer = proof.layer
     return {
-        "module": layer.module, "scheme": str(layer.weight), "layout": layer.layer.layout,
-        "shape": list(layer.shape), "error": None if proof.error is None else error_document(proof.error),
+        "module": layer.module,
+        "scheme": str(layer.weight),
+        "layout": layer.layer.layout,
+        "shape": list(layer.shape),
+        "error": None if proof.error is None else error_document(proof.error),
         "of_bound": None if proof.of_bound is None else finite_number(proof.of_bound),
-    }  # fmt: skip
+    }

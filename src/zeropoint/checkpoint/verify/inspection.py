@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Mapping
@@ -19,12 +18,11 @@ from ...schemes.scale_rules import FOUR_OVER_SIX
 from ...signatures import by_signature
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
-from ..read.storage import Place
+from ..read.storage import OpenFiles, Place
 from ..read.tensor_entries import TensorEntry
 from .consistency import cached_layers, claims_of_files, contradictions, other_tool
 from .documents import inspection_document
 from .integrity import Manifest, manifest_or_problem
-from .proofs import OpenFiles
 
 _MOST_BITS = 64
 """More than any packed number has; a larger figure in a configuration is no width."""
@@ -222,11 +220,13 @@ def _dtypes(entries: Iterable[TensorEntry]) -> tuple[DtypeSummary, ...]:
         found.setdefault(entry.dtype, []).append(entry)
     return tuple(
         DtypeSummary(
-            dtype=dtype, tensors=len(group), values=sum(math.prod(e.shape) for e in group),
+            dtype=dtype,
+            tensors=len(group),
+            values=sum(math.prod(e.shape) for e in group),
             nbytes=sum(e.nbytes for e in group),
         )
         for dtype, group in found.items()
-    )  # fmt: skip
+    )
 
 
 def _schemes(stored: StoredLayers, manifest: Manifest | None) -> tuple[SchemeSummary, ...]:
@@ -237,11 +237,15 @@ def _schemes(stored: StoredLayers, manifest: Manifest | None) -> tuple[SchemeSum
         found.setdefault(key, []).append((layer.values, layer.nbytes))
     return tuple(
         SchemeSummary(
-            scheme=scheme, layout=layout, method=method, layers=len(group), values=sum(v for v, _ in group),
+            scheme=scheme,
+            layout=layout,
+            method=method,
+            layers=len(group),
+            values=sum(v for v, _ in group),
             nbytes=sum(n for _, n in group),
         )
         for (scheme, layout, method), group in found.items()
-    )  # fmt: skip
+    )
 
 
 _LAYERS, _BYTES = 16, 1 << 26
@@ -261,8 +265,7 @@ def room_left(stored: StoredLayers) -> str | None:
     scales = list(itertools.islice(filter(None, map(_block_scales, stored.layers)), _LAYERS))
     if not scales or sum(entry.nbytes for entry in scales) > _BYTES:
         return None
-    with contextlib.ExitStack() as stack:
-        files = OpenFiles(stack)
+    with OpenFiles() as files:
         largest = max(_largest(entry, files) for entry in scales)
     if not _LEAST <= largest <= _LEAST * _ROOM:
         return None

@@ -7,7 +7,6 @@ distinguished from damage to what it describes. run/manifest.py has its layout.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 from array import array
@@ -26,9 +25,9 @@ from ..read.json_stream import JsonStream
 from ..read.problems import Problem
 from ..read.safetensors_file import pieces, unique_keys
 from ..read.source import Source, is_weights
-from ..read.storage import OpenFile, exists, open_file
+from ..read.storage import OpenFile, OpenFiles, exists, open_file
 from ..read.tensor_entries import TensorEntry
-from .proofs import Check, OpenFiles
+from .proofs import Check
 
 _SEAL = b'"sha256": "'
 _SMALL_BUFFER = 1 << 20
@@ -342,8 +341,7 @@ def damaged_files(source: Source) -> list[Problem]:
         manifest = read_manifest(source)
     except CheckpointError as error:
         return [Problem(where=MANIFEST, what=str(error))]
-    with contextlib.ExitStack() as stack:
-        files = OpenFiles(stack)
+    with OpenFiles() as files:
         present = _other_files(source)
         named = {} if manifest is None else {n: r for n, r in manifest.files.items() if n in present}
         checks = [_content(name, record, files[source.root / name], None) for name, record in named.items()]

@@ -8,7 +8,6 @@ other side has for it. This module reads headers, and the bytes of heads that ma
 from __future__ import annotations
 
 import functools
-import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,17 +17,18 @@ import torch
 
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import count, printable
-from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.expert_stacks import with_stacks
-from ..choose.selection import is_fused_experts, module_of, not_a_weight
-from ..choose.tied import tied_copies
-from ..plan.float_view import Floats, Origins
+from ..plan.expert_matrices import WeightMatrix, matrices, with_stacks
+from ..plan.float_view import DecodedLayers, Floats
+from ..plan.row_changes import Strided, matrix_rows
+from ..plan.row_reader import RowReader
+from ..plan.selection import is_fused_experts, module_of, not_a_weight
+from ..plan.tied import tied_copies
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
 from .consistency import is_extra_scale, require_readable
-from .source_weights import OF_EXPERT, Original, OriginalWeight
+from .source_weights import OF_EXPERT, Original
 
 A, B = 0, 1
 _BIAS = ".bias"
@@ -56,19 +56,17 @@ class Side:
         """Its tensors, quantized layers as floats."""
         return self.seen.floats.source.entries
 
-    def weight(self, entry: TensorEntry) -> OriginalWeight:
+    def weight(self, entry: TensorEntry) -> RowReader:
         """Return a whole tensor as rows of inputs; biases have one column."""
         shape = (*entry.shape, 1) if _is_of_rows(entry) else entry.shape or (1,)
-        origin = self.seen.floats.origin(replace(entry, shape=shape))
-        rows = math.prod(entry.shape) // max(1, origin.columns)
-        return OriginalWeight(origin=origin, shape=(rows, origin.columns))
+        return self.seen.floats.reader(replace(entry, shape=shape))
 
     def biased(self, entry: TensorEntry) -> TensorEntry | None:
         """Return the fused experts whose row biases a tensor holds, or None."""
         weight = self.entries.get(entry.name.removesuffix(_OF_ROWS)) if _is_of_rows(entry) else None
         return weight if weight is not None and is_fused_experts(weight) else None
 
-    def part(self, module: str) -> OriginalWeight | None:
+    def part(self, module: str) -> RowReader | None:
         """Return the matrix, or the bias ``X.bias``, of a module."""
         if not module.endswith(_BIAS):
             return self.seen.matrix(module)
@@ -83,7 +81,7 @@ class Side:
         rows = _bias_rows(entry, whole).get(module)
         if rows is None:
             return None
-        return replace(self.weight(entry), first=rows.first, step=rows.step, shape=(rows.shape[0], 1))
+        return matrix_rows(self.weight(entry), rows)
 
 
 _OF_ROWS = "_bias"
@@ -112,12 +110,12 @@ def side_of(source: Source, other: Source) -> Side:
     config = configuration(source)
     stored = StoredLayers.none(source.entries) if config is None else find_layers(source)
     described = replace(source, config=other.config if source.config is None else source.config)
-    origins = Origins(described, stored, torch.float32)
-    entries = Entries(origin.entry for origin in origins.values())
+    readers = DecodedLayers(described, stored, torch.float32)
+    entries = Entries(reader.entry for reader in readers.values())
     for entry in stored.others:
         entries.add(entry)
     seen = with_stacks(replace(described, entries=entries))
-    floats = Floats(source=seen, origins=origins, config=config)
+    floats = Floats(source=seen, readers=readers, config=config)
     return Side(stored=stored, seen=Original(source=source, floats=floats))
 
 
@@ -125,13 +123,13 @@ def side_of(source: Source, other: Source) -> Side:
 class Pair:
     """Two tensors, or rows of them, that hold the same weight."""
 
-    a: OriginalWeight
-    b: OriginalWeight
+    a: RowReader
+    b: RowReader
 
     @property
     def name(self) -> str:
         """The name of the tensor, or of one expert."""
-        entries = (self.a.origin.entry, self.b.origin.entry)
+        entries = (self.a.entry, self.b.entry)
         return min(entries, key=lambda entry: len(entry.shape)).name
 
     @property
@@ -145,14 +143,14 @@ class Pair:
         return _held(self.a), _held(self.b)
 
     def __str__(self) -> str:
-        shapes = (list(weight.origin.entry.shape) for weight in (self.a, self.b))
+        shapes = (list(weight.entry.shape) for weight in (self.a, self.b))
         a, b = (f"{held} of shape {shape}" for held, shape in zip(self.held_by, shapes, strict=True))
         return f"{a} in A, but {b} in B"
 
     @property
     def dtype(self) -> torch.dtype | None:
         """Dtype for comparing values, float64 where stored, or None."""
-        kinds = [TORCH_DTYPES.get(weight.origin.entry.dtype) for weight in (self.a, self.b)]
+        kinds = [TORCH_DTYPES.get(weight.entry.dtype) for weight in (self.a, self.b)]
         if None in kinds or torch.complex64 in kinds:
             return None
         floats = [kind is not None and kind.is_floating_point for kind in kinds]
@@ -161,9 +159,9 @@ class Pair:
         return (torch.float64 if torch.float64 in kinds else torch.float32) if all(floats) else None
 
 
-def _held(weight: OriginalWeight) -> str:
-    layer = weight.origin.layer
-    return weight.origin.entry.dtype if layer is None else f"{layer.weight} ({layer.layer.layout})"
+def _held(weight: RowReader) -> str:
+    layer = weight.layer
+    return weight.entry.dtype if layer is None else f"{layer.weight} ({layer.layer.layout})"
 
 
 class Pairs(Sequence[Pair]):
@@ -204,10 +202,10 @@ class Pairs(Sequence[Pair]):
         *places, rows = (column[numbers] for column in self._columns)
         return Pair(a=self._rows_of(A, places[:3], rows), b=self._rows_of(B, places[3:], rows))
 
-    def _rows_of(self, at: int, place: Sequence[int], rows: int) -> OriginalWeight:
+    def _rows_of(self, at: int, place: Sequence[int], rows: int) -> RowReader:
         number, first, step = place
         whole = self.sides[at].weight(self.sides[at].entries.at(number))
-        return replace(whole, first=first, step=step, shape=(rows, whole.shape[1]))
+        return Strided(entry=whole.entry, of=whole, first=first, step=step, count=rows)
 
     def _match(self, entry: TensorEntry) -> None:
         """Pair a tensor of A, or its experts, with B's counterparts."""
@@ -221,18 +219,19 @@ class Pairs(Sequence[Pair]):
             if mine is not None and theirs is not None:
                 self._pair(mine, theirs, same=mine.shape == theirs.shape)
 
-    def _pair(self, a: OriginalWeight, b: OriginalWeight, *, same: bool) -> None:
+    def _pair(self, a: RowReader, b: RowReader, *, same: bool) -> None:
         """Add a pair, or the problem that prevents its comparison."""
         numbers = []
         for side, rows, weight in zip(self.sides, self._rows, (a, b), strict=True):
-            numbers.append(side.entries.numbered(weight.origin.entry.name))
+            numbers.append(side.entries.numbered(weight.entry.name))
             rows[numbers[-1]] += max(1, weight.shape[0])
         pair = Pair(a=a, b=b)
         if not same or pair.dtype is None:
             rule = ", whose values are not compared" if same else ""
             self.problems.append(Problem(where=pair.name, what=f"{pair}{rule}"))
         else:
-            places = [(n, w.first, w.step) for n, w in zip(numbers, (a, b), strict=True)]
+            runs = ((w.first, w.step) if isinstance(w, Strided) else (0, 1) for w in (a, b))
+            places = [(number, *run) for number, run in zip(numbers, runs, strict=True)]
             for column, value in zip(self._columns, (*places[A], *places[B], a.shape[0]), strict=True):
                 column.append(value)
 

@@ -23,8 +23,8 @@ from ..plan.limits import Limits
 from ..read.decoding import read_rows
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer, StoredLayers
+from ..read.storage import OpenFiles
 from .integrity import Manifest
-from .proofs import OpenFiles
 from .source_weights import Original
 
 _CLOSE = 1e-9
@@ -117,9 +117,12 @@ def _is_of_target(name: str) -> bool:
 
 
 def _wrong(
-    layer: StoredLayer, original: Original, manifest: Manifest, known: tuple[OutputError, Statistics],
+    layer: StoredLayer,
+    original: Original,
+    manifest: Manifest,
+    known: tuple[OutputError, Statistics],
     files: OpenFiles,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Yield the wrong output errors of a layer, given its ``known`` ones."""
     (stated, gram), weight = known, original.weight_of(layer)
     if weight is None:
@@ -127,7 +130,7 @@ def _wrong(
     rows, columns = layer.shape
     q = read_rows(layer, _opened(layer, files), 0, rows)
     buffer = bytearray(rows * weight.row_bytes)
-    x = weight.read({file: files[file] for file in weight.origin.files}, 0, rows, buffer).to(q.dtype)
+    x = weight.read({file: files[file] for file in weight.files}, 0, rows, buffer).to(q.dtype)
     assert x.shape == (rows, columns)
     error, over = proven(x, q, gram)
     for name, ours, theirs in (

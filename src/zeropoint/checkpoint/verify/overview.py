@@ -6,7 +6,6 @@ decoded. The original is not read.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -24,10 +23,9 @@ from ...results import Result
 from ...tensor import QuantizedTensor
 from ..read.decoding import alignment, read_rows
 from ..read.quantized_layers import StoredLayer, StoredLayers
-from ..read.storage import Place
+from ..read.storage import OpenFiles, Place
 from .inspection import Inspection, inspect_checkpoint
 from .integrity import read_manifest
-from .proofs import OpenFiles
 
 _ROWS = 32
 """Rows of a layer that are decoded, from its middle."""
@@ -125,9 +123,12 @@ class LayerFacts:
     def to_dict(self) -> dict[str, Any]:
         """Return all facts as values that JSON holds."""
         return {
-            **asdict(self), "bits": self.bits, "keeping_bytes": self.keeping_bytes,
-            "clipped_share": self.clipped, "reasons": list(self.reasons),
-        }  # fmt: skip
+            **asdict(self),
+            "bits": self.bits,
+            "keeping_bytes": self.keeping_bytes,
+            "clipped_share": self.clipped,
+            "reasons": list(self.reasons),
+        }
 
 
 _OUTLIERS, _CLIPS = 12.0, 0.05
@@ -210,13 +211,14 @@ def overview(path: Place | str, *, sampled: bool = True) -> Overview:
     records: dict[str, Mapping[str, Any]] = {}
     manifest = read_manifest(inspection.source, records)
     stored = inspection.stored
-    with contextlib.ExitStack() as stack:
-        files = OpenFiles(stack) if sampled else None
-        layers = () if stored is None else tuple(_facts(stored, files, records))
+    with OpenFiles() as files:
+        layers = () if stored is None else tuple(_facts(stored, files if sampled else None, records))
     others = inspection.tensors if stored is None else stored.others
     reasons = {} if manifest is None else manifest.kept
     return Overview(
-        name=Path(str(path)).name, inspection=inspection, layers=layers,
+        name=Path(str(path)).name,
+        inspection=inspection,
+        layers=layers,
         kept=tuple(
             KeptFacts(
                 name=e.name, dtype=e.dtype, shape=tuple(e.shape), nbytes=e.nbytes, reason=reasons.get(e.name)
@@ -224,7 +226,7 @@ def overview(path: Place | str, *, sampled: bool = True) -> Overview:
             for e in others
         ),
         identity={} if manifest is None else manifest.identity,
-    )  # fmt: skip
+    )
 
 
 def _facts(
@@ -264,11 +266,13 @@ def sample_of(q: QuantizedTensor) -> CodeSample | None:
     ends = _share((numbers == low) | (numbers == high)) if high > low else 0.0
     octaves = _octaves(q)
     return CodeSample(
-        bars=_bars(numbers, q.scheme.element), ends=ends, zeros=_share(numbers == 0),
+        bars=_bars(numbers, q.scheme.element),
+        ends=ends,
+        zeros=_share(numbers == 0),
         peak=_rounded(float(finite.abs().max()) / square) if square else 0.0,
         octaves=_rounded(float(octaves.max() - octaves.min())) if octaves.numel() else 0.0,
         scales=_ranges(octaves) if octaves.numel() else (),
-    )  # fmt: skip
+    )
 
 
 def _sum_of_squares(values: torch.Tensor) -> float:

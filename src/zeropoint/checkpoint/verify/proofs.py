@@ -8,7 +8,6 @@ not 0; of two levels, a block's scale may be 0 where all its codes are. auto-rou
 
 from __future__ import annotations
 
-import contextlib
 import math
 from array import array
 from collections.abc import Iterator, Sequence
@@ -27,11 +26,11 @@ from ..measure.tensor_error import TensorError, measure, measure_columns
 from ..measure.tiles import Scratch
 from ..measure.workers import Task
 from ..plan.limits import Limits, value_bytes
+from ..plan.row_reader import RowReader
 from ..read.decoding import read_lines
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer
-from ..read.storage import OpenFile, Place, open_file
-from .source_weights import OriginalWeight
+from ..read.storage import OpenFile, OpenFiles, Place
 
 _CHECK_BYTES = 64
 """Temporaries for each number of a tile: values, errors and bounds in float64."""
@@ -108,19 +107,6 @@ class Proofs(Sequence[LayerProof]):
         return TensorError.merge(errors) if len(self._errors) else None
 
 
-class OpenFiles(dict[Place, OpenFile]):
-    """Files opened on first use, and closed with ``stack``."""
-
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        super().__init__()
-        self._stack = stack
-
-    def __missing__(self, path: Place) -> OpenFile:
-        file = self[path] = open_file(path)
-        self._stack.callback(file.close)
-        return file
-
-
 class Check(Task):
     """A task that looks for problems and keeps those that it finds."""
 
@@ -141,7 +127,7 @@ class LayerCheck:
     """
 
     def __init__(
-        self, number: int, layer: StoredLayer, weight: OriginalWeight | None, bound: Bound = Bound.SCHEME
+        self, number: int, layer: StoredLayer, weight: RowReader | None, bound: Bound = Bound.SCHEME
     ) -> None:
         self.number = number
         self.bound = bound
@@ -155,13 +141,11 @@ class LayerCheck:
         """Return the rows of a part."""
         cost = value_bytes(self.layer.weight, self.layer.dtype) + _CHECK_BYTES
         if self.weight is not None:
-            cost += (
-                _CHECK_BYTES if self.weight.origin.layer is not None else self.weight.origin.dtype.itemsize
-            )
+            cost += _CHECK_BYTES if self.weight.layer is not None else self.weight.dtype.itemsize
         extent, values = self.extents
         alignment = self.layer.codec.alignment(self.layer.layer, self.layer.shape)
         if self.weight is not None and self.layer.codec.axis(self.layer.layer) == ROWS:
-            alignment = math.lcm(alignment, self.weight.origin.block_rows)
+            alignment = math.lcm(alignment, self.weight.block_rows)
         return limits.rows(values, min(alignment, extent), cost)
 
     @property
@@ -172,17 +156,13 @@ class LayerCheck:
 
     def buffer_bytes(self, limits: Limits) -> int:
         """Return the bytes of the original that a part reads."""
-        return (
-            0
-            if self.weight is None
-            else self.rows(limits) * self.extents[1] * self.weight.origin.dtype.itemsize
-        )
+        return 0 if self.weight is None else self.rows(limits) * self.extents[1] * self.weight.dtype.itemsize
 
     def tasks(self, limits: Limits, files: OpenFiles) -> Sequence[Check]:
         """Return the work; ``files`` are all files of both checkpoints, open."""
         self.files = {file: files[file] for file in (entry.file for entry in self.layer.tensors.values())}
         if self.weight is not None:
-            self.files |= {file: files[file] for file in self.weight.origin.files}
+            self.files |= {file: files[file] for file in self.weight.files}
         height, step = self.extents[0], self.rows(limits)
         self.parts = [
             LayerPart(self, expert, start, min(step, height - start))
@@ -248,17 +228,17 @@ class LayerPart(Check):
         self, q: QuantizedTensor, decoded: torch.Tensor, lines: dict[str, torch.Tensor], buffer: bytearray
     ) -> None:
         assert self.check.weight is not None
-        origin = self.check.weight.origin
+        weight = self.check.weight
         if self._kept(lines):
             self.error = self._measured(decoded, q)
             return
         if self._by_rows:
             first = self.expert * self.check.layer.shape[0] + self.start
-            x = self.check.weight.read(self.check.files, first, self.rows, buffer)
+            x = weight.read(self.check.files, first, self.rows, buffer)
         else:
-            x = self.check.weight.read_columns(self.check.files, self.start, self.rows, buffer)
+            x = weight.read_columns(self.check.files, range(weight.shape[0]), (self.start, self.rows), buffer)
         # What is quantized from codes is quantized from floats of the model's dtype.
-        x = x if origin.layer is not None and torch.equal(x, decoded) else x.to(q.dtype)
+        x = x if weight.layer is not None and torch.equal(x, decoded) else x.to(q.dtype)
         layer = self.check.layer
         drift = layer.codec.drift(layer.layer, lines, WeightPart(self.start, q.shape, q.dtype))
         self.ratio = _of_bound((x, decoded), q, self.check.bound, drift)
@@ -269,7 +249,7 @@ class LayerPart(Check):
     def _kept(self, lines: dict[str, torch.Tensor]) -> bool:
         """Return whether the original holds these very codes and scales."""
         assert self.check.weight is not None
-        layer, old = self.check.layer, self.check.weight.origin.layer
+        layer, old = self.check.layer, self.check.weight.layer
         if old is None or (old.layer, old.shape) != (layer.layer, layer.shape):
             return False
         theirs = read_lines(old, self.check.files, self.start, self.rows, expert=self.expert)

@@ -5,7 +5,7 @@
   original, where that is given (proofs.py).
 - Kept tensors equal the original's to the byte; none is missing or new (comparisons.py).
 - Index, configuration and files agree with each other (consistency.py).
-- onnxruntime, where it is installed, loads an ONNX model (runtime.py).
+- onnxruntime, where it is installed, loads an ONNX model (consistency.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..plan.rescaled import corrected_note, folds_of
 from ..read.problems import Problem, listed
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import CONFIG, Source, open_source
-from ..read.storage import Place, exists, shown
+from ..read.storage import OpenFiles, Place, exists, shown
 from .comparisons import (
     Accounts,
     companions,
@@ -48,6 +48,7 @@ from .consistency import (
     index_problems,
     is_extra_scale,
     require_readable,
+    runtime_problems,
     unlisted,
 )
 from .documents import verification_document
@@ -60,8 +61,7 @@ from .integrity import (
     read_manifest,
     tensor_checks,
 )
-from .proofs import Check, LayerCheck, LayerPart, OpenFiles, Proofs
-from .runtime import runtime_problems
+from .proofs import Check, LayerCheck, LayerPart, Proofs
 from .source_weights import Original, open_original
 
 if TYPE_CHECKING:  # it loads statistics
@@ -147,10 +147,14 @@ class Verification(Result):
 
 
 def verify(
-    path: Place | str, against: Place | str | None = None, *, limits: Limits | None = None,
-    require_manifest: bool = False, of_outputs: OutputCheck | None = None,
+    path: Place | str,
+    against: Place | str | None = None,
+    *,
+    limits: Limits | None = None,
+    require_manifest: bool = False,
+    of_outputs: OutputCheck | None = None,
     on_progress: Progress | None = None,
-) -> Verification:  # fmt: skip
+) -> Verification:
     """Return the verification of ``path``, compared with the original when given.
 
     Args:
@@ -203,8 +207,7 @@ def verify(
     found, more = runtime_problems(source, stored, None if original is None else original.source, limits)
     problems, notes = [*problems, *found], [*notes, *more]
     outputs: OutputChecks | None = None
-    with contextlib.ExitStack() as stack:
-        files = OpenFiles(stack)
+    with OpenFiles() as files:
         work = _Work(stored, original, manifest, limits, files)
         problems += work.begin(source)
         work.run(on_progress)
@@ -215,10 +218,13 @@ def verify(
     if original is not None:
         original.source.check_unchanged()
     return Verification(
-        layers=work.proofs, kept=len(stored.others), hashed=work.hashed > 0, outputs=outputs,
+        layers=work.proofs,
+        kept=len(stored.others),
+        hashed=work.hashed > 0,
+        outputs=outputs,
         notes=tuple(notes),
         problems=tuple(dict.fromkeys([*problems, *work.problems])),
-    )  # fmt: skip
+    )
 
 
 def _placed(original: Original, source: Source) -> Original:
@@ -276,7 +282,7 @@ def _structure(stored: StoredLayers, original: Original) -> list[Problem]:
         if weight is None:
             problems.append(Problem(where=layer.module, what="the original has no such weight of its shape"))
         else:
-            accounts.add(weight.origin.entry.name, split=layer.experts is None)
+            accounts.add(weight.entry.name, split=layer.experts is None)
     problems += layer_problems(stored, accounts)
     return problems + kept_problems(
         stored, original, accounts, needless=lambda name: is_extra_scale(name, stored)
@@ -311,9 +317,13 @@ class _Work:
     """
 
     def __init__(
-        self, stored: StoredLayers, original: Original | None, manifest: Manifest | None, limits: Limits,
+        self,
+        stored: StoredLayers,
+        original: Original | None,
+        manifest: Manifest | None,
+        limits: Limits,
         files: OpenFiles,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.proofs = Proofs(stored.layers)
         self.problems: list[Problem] = []
         self.hashed = 0

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ...architectures import fused_set
-from ...codecs.block_extents import no_matrix, partial_group
+from ...codecs.block_extents import blocks, no_matrix, partial_group
 from ...codecs.containers.protocol import Use
-from ...codecs.layer_schemes import layer_of
+from ...codecs.layer_schemes import layer_of, named_layer
 from ...codecs.protocol import Codec, LayerScheme
+from ...codecs.tensor_fields import COLUMNS, ROWS
 from ...columns import Interned, LazySequence
-from ...errors import CheckpointError, RecipeError, count, option, printable
+from ...errors import CheckpointError, RecipeError, ZeropointError, count, option, printable
 from ...methods import NEAREST
 from ...recipes import Assignment, Quality, Recipe, Rule, Subject, picked, without_inputs
+from ...schemes import Granularity
 from ..read.problems import listed
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
@@ -35,7 +37,6 @@ from .selection import (
     subject_of,
     why_kept,
 )
-from .smaller_groups import SmallerGroups, group_of, why_none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +120,13 @@ def decide(
             if layer is not None and asked is not None and fitted:
                 reason = f"groups of {group_of(layer)} in place of {group_of(asked)}, {reason}"
             decision = TensorDecision(
-                entry=entry, layer=layer, method=method_of(rule.gives, entry),
-                why=Why.LINEAR if by_default else Why.USER, reason=reason, fitted=fitted,
-            )  # fmt: skip
+                entry=entry,
+                layer=layer,
+                method=method_of(rule.gives, entry),
+                why=Why.LINEAR if by_default else Why.USER,
+                reason=reason,
+                fitted=fitted,
+            )
         uses.add(rule, decision, possible=problem is None)
         return decision
 
@@ -302,3 +307,71 @@ def _split(members: dict[LayerScheme | None, str]) -> str:
         for layer, name in members.items()
     ]
     return f"{' and '.join(schemes)}, but engines run them as one layer"
+
+
+SMALLEST = 32
+"""The smallest group that is chosen: vLLM's GPU kernels (Marlin, Triton) take none below."""
+
+
+def group_of(layer: LayerScheme) -> int:
+    """Return the columns of a scheme's group; 0 for other blocks."""
+    found = blocks(layer.weight)
+    return found[COLUMNS] if found[ROWS] == 1 else 0
+
+
+def _halved(layer: LayerScheme) -> LayerScheme | None:
+    """Return a layer with half the group, or None, as for MX."""
+    group = group_of(layer)
+    if not group or group % 2 or len(layer.weight.levels) > 1:
+        return None
+    finest = replace(layer.weight.scales[0], granularity=Granularity.group(group // 2))
+    try:
+        return named_layer(layer.codec, replace(layer.weight, scales=(finest,)), layer.input)
+    except ZeropointError:
+        return None
+
+
+def smaller(layer: LayerScheme) -> Iterator[LayerScheme]:
+    """Yield a layer with repeatedly halved groups, down to SMALLEST."""
+    half = _halved(layer)
+    while half is not None and group_of(half) >= SMALLEST:
+        yield half
+        half = _halved(half)
+
+
+class SmallerGroups:
+    """Smaller groups of weights, one for each fused set.
+
+    misfit: returns why the layout cannot hold a weight under a scheme, or None.
+    """
+
+    def __init__(self, misfit: Callable[[TensorEntry, LayerScheme], str | None]) -> None:
+        self._misfit = misfit
+        self._found: dict[tuple[str, LayerScheme], LayerScheme] = {}
+
+    def add(self, entry: TensorEntry, layer: LayerScheme) -> None:
+        """Choose the group of a weight for ``layer``."""
+        if self._misfit(entry, layer) is None:
+            return
+        fitting = next((half for half in smaller(layer) if self._misfit(entry, half) is None), None)
+        key = _set_of(entry), layer
+        if fitting is not None and group_of(fitting) < group_of(self._found.get(key, layer)):
+            self._found[key] = fitting
+
+    def of(self, entry: TensorEntry, layer: LayerScheme) -> LayerScheme:
+        """Return the layer with a weight's group, after all were added."""
+        return self._found.get((_set_of(entry), layer), layer)
+
+
+def _set_of(entry: TensorEntry) -> str:
+    module = module_of(entry.name)
+    return fused_set(module) or module
+
+
+def why_none(layer: LayerScheme) -> str:
+    """Return why no smaller group fits, or "" without groups."""
+    if not group_of(layer):
+        return ""
+    if _halved(layer) is None:
+        return ", and its format has no other group"
+    return f", and no smaller group of at least {SMALLEST} divides it"

@@ -26,34 +26,34 @@ from ...codecs.stored_forms import StoredForm
 from ...codecs.tensor_fields import TensorSpec
 from ...columns import Interned, LazySequence, StringTable, ordered
 from ...errors import CheckpointError, printable
-from ..choose.expert_matrices import WeightMatrix, matrices
-from ..choose.selection import WEIGHT, is_fused_experts, module_of
 from ..read.source import Source
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
-from .file_heads import model_files
-from .joined_rows import FiledTensor, joined_rows
-from .origin import Origin
-from .output_shards import OutputShard, without_gaps
-from .placement import Placed, Placement
+from .expert_matrices import WeightMatrix, matrices
+from .output_files import FiledTensor, OutputShard, joined_rows, model_files, without_gaps
+from .output_tensors import Output, OutputTensor
+from .row_changes import in_form, in_model_form, matrix_rows
+from .row_reader import RowReader, StoredFloats
+from .selection import WEIGHT, is_fused_experts, module_of
 from .texts import Text
 
 
-class Placements:
-    """Placements by number: kept, restored and added tensors, then weights.
+class Outputs:
+    """Outputs by number: kept, restored and added tensors, then weights.
 
     kept, restored, weights: each of these. added: what is written. all: one after the other; output tensors
     are numbered in the same order. shards: the files. by_name: every output tensor, by name.
-    Raises CheckpointError when two would have one name, and when a header exceeds what loaders read.
+    source, actions, codec: what they are made from. Raises CheckpointError when two would have one name, and
+    when a header exceeds what loaders read.
     """
 
     def __init__(self, source: Source, actions: Actions, codec: Codec) -> None:
-        self._container, self._codec = CONTAINERS[codec.container], codec
+        self._container, self.codec = CONTAINERS[codec.container], codec
         self._config = actions.floats.source.config or {}
         files = self._container.files(source.shards)
-        self._actions, self._entries = actions, actions.floats.source.entries
-        self._of, self._weight = (source, codec), functools.lru_cache(_RECENT)(self._make_weight)
-        self._origins = (*actions.restored, *actions.added)
+        self.actions, self._entries = actions, actions.floats.source.entries
+        self.source, self._weight = source, functools.lru_cache(_RECENT)(self._make_weight)
+        self._readers = (*actions.restored, *actions.added)
         self._shards = tuple(dict.fromkeys(files))
         self.layers: tuple[LayerScheme, ...] = tuple(
             dict.fromkeys(layer for _, layer, _ in actions.quantized)
@@ -67,15 +67,15 @@ class Placements:
         self._draft({name: self._shards.index(file) for name, file in zip(source.shards, files, strict=True)})
         self._begins = array("q", [0]) * len(self._kind)
         self._sizes = [self._spec_bytes(self._specs[n]) for n in range(len(self._specs))]
-        kept, self._base = len(actions.kept), len(actions.kept) + len(self._origins)
+        kept, self._base = len(actions.kept), len(actions.kept) + len(self._readers)
         renamed = self._gather()
-        self.all: Sequence[Placement] = LazySequence(self._base + len(self._entry), self._placement)
-        self.kept: Sequence[Placement] = LazySequence(kept, self._written)
-        self.restored: Sequence[Placement] = LazySequence(
+        self.all: Sequence[Output] = LazySequence(self._base + len(self._entry), self._output)
+        self.kept: Sequence[Output] = LazySequence(kept, self._written)
+        self.restored: Sequence[Output] = LazySequence(
             len(actions.restored), lambda n: self._written(kept + n)
         )
         self.added = actions.added
-        self.weights: Sequence[Placement] = LazySequence(len(self._entry), self._weight)
+        self.weights: Sequence[Output] = LazySequence(len(self._entry), self._weight)
         self._order = ordered(range(len(self._kind)), self._name)
         self._require_unique()
         metadata = {
@@ -91,19 +91,21 @@ class Placements:
             if file in renamed
         }
         self.shards = tuple(self._lay_out(metadata))
-        self.by_name: Sequence[Placed] = LazySequence(len(self._kind), lambda n: self.at(self._order[n]))
+        self.by_name: Sequence[OutputTensor] = LazySequence(
+            len(self._kind), lambda n: self.at(self._order[n])
+        )
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Placements):
+        if not isinstance(other, Outputs):
             return NotImplemented
         return self.shards == other.shards and self.all == other.all
 
     __hash__ = None  # type: ignore[assignment]
 
-    def with_added(self, added: Sequence[Origin]) -> Placements:
-        """Return the placements with some more added tensors."""
-        source, codec = self._of
-        return Placements(source, replace(self._actions, added=(*self._actions.added, *added)), codec)
+    def with_added(self, added: Sequence[RowReader]) -> Outputs:
+        """Return the outputs with some more added tensors."""
+        actions = replace(self.actions, added=(*self.actions.added, *added))
+        return Outputs(self.source, actions, self.codec)
 
     @property
     def nbytes(self) -> int:
@@ -116,17 +118,20 @@ class Placements:
         return sum(map(self._sizes.__getitem__, self._kind[self._base :]))
 
     @property
-    def of_weights(self) -> Sequence[Placed]:
+    def of_weights(self) -> Sequence[OutputTensor]:
         """The output tensors of all weights."""
         return LazySequence(len(self._kind) - self._base, lambda n: self.at(self._base + n))
 
-    def at(self, number: int) -> Placed:
+    def at(self, number: int) -> OutputTensor:
         """Return the output tensor of a number."""
         kind = self._kind[number]
-        return Placed(
-            name=self._name(number), spec=self._specs[kind], shard=self._shards[self._file[number]],
-            begin=self._begins[number], nbytes=self._sizes[kind],
-        )  # fmt: skip
+        return OutputTensor(
+            name=self._name(number),
+            spec=self._specs[kind],
+            shard=self._shards[self._file[number]],
+            begin=self._begins[number],
+            nbytes=self._sizes[kind],
+        )
 
     def module(self, weight: int) -> str:
         """Return the module name of a weight, by the weight's index."""
@@ -143,7 +148,7 @@ class Placements:
                 yield form.name, self._shards[self._file[number]]
 
     def owner(self, number: int) -> int:
-        """Return the placement number of an output tensor, by name order."""
+        """Return the output number of an output tensor, by name order."""
         return self._owner(self._order[number])
 
     def _owner(self, number: int) -> int:
@@ -151,9 +156,9 @@ class Placements:
 
     def _draft(self, shards: Mapping[str, int]) -> None:
         """Lay down all tensors in columns."""
-        actions = self._actions
-        for number in range(len(actions.kept) + len(self._origins)):
-            entry = self._origin(number).entry
+        actions = self.actions
+        for number in range(len(actions.kept) + len(self._readers)):
+            entry = self._reader(number).entry
             # Its dtype may be one that torch has not.
             self._put(TensorSpec(suffix="", dtype=entry.dtype, shape=entry.shape), shards[entry.file.name])
         numbers = {layer: n for n, layer in enumerate(self.layers)}
@@ -177,7 +182,7 @@ class Placements:
     def _gather(self) -> dict[str, str]:
         """Move parts of stacked tensors into one file; return new names."""
         files: dict[str, int] = {}
-        if not self._codec.model_format.stack or len(self._shards) == 1:
+        if not self.codec.model_format.stack or len(self._shards) == 1:
             return {name: name for name in self._shards}
         for number, file in enumerate(self._file):
             form = self._filed(number).form
@@ -196,45 +201,49 @@ class Placements:
         self._kind.append(self._specs.number(spec))
         self._file.append(file)
 
-    def _placement(self, number: int) -> Placement:
+    def _output(self, number: int) -> Output:
         return self._written(number) if number < self._base else self._weight(number - self._base)
 
-    def _origin(self, number: int) -> Origin:
-        """Return the origin of floats or bytes that are written without quantization."""
-        kept = self._actions.kept
-        origin = Origin(entry=kept[number]) if number < len(kept) else self._origins[number - len(kept)]
-        return self._formed(origin, origin.entry.name)
+    def _reader(self, number: int) -> RowReader:
+        """Return the reader of floats or bytes that are written without quantization."""
+        kept = self.actions.kept
+        if number < len(kept):
+            reader = in_model_form(StoredFloats(entry=kept[number]))
+        else:
+            reader = self._readers[number - len(kept)]
+        return self._formed(reader, reader.entry.name)
 
-    def _formed(self, origin: Origin, name: str) -> Origin:
-        """Return an origin in its file form, by the tensor's name."""
-        form = self._form(name, origin.entry.shape)
-        return origin if form is None else origin.in_form(form)
+    def _formed(self, reader: RowReader, name: str) -> RowReader:
+        """Return a reader in the file form of a tensor's name."""
+        form = self._form(name, reader.entry.shape)
+        return reader if form is None else in_form(reader, form)
 
     def _form(self, name: str, shape: tuple[int, ...]) -> StoredForm | None:
-        return self._codec.model_format.stored_form(name, shape, self._config)
+        return self.codec.model_format.stored_form(name, shape, self._config)
 
-    def _written(self, number: int) -> Placement:
-        return Placement.written(self._origin(number), self.at(number))
+    def _written(self, number: int) -> Output:
+        return Output.written(self._reader(number), self.at(number))
 
-    def _make_weight(self, number: int) -> Placement:
+    def _make_weight(self, number: int) -> Output:
         entry, layer = self._entries.at(self._entry[number]), self.layers[self._layer[number]]
         matrix = self._matrices(entry, layer)[max(0, self._matrix[number])]
         first = self._first[number]
         end = self._first[number + 1] if number + 1 < len(self._first) else len(self._kind)
         name = entry.name if self._matrix[number] < 0 else f"{matrix.module}{WEIGHT}"
-        return Placement(
+        return Output(
             module=matrix.module,
-            origin=self._formed(self._actions.floats.origin(entry), name),
-            shape=matrix.shape, to=layer, outputs=tuple(map(self.at, range(first, end))),
-            first=matrix.first, step=matrix.step,
+            reader=matrix_rows(self._formed(self.actions.floats.reader(entry), name), matrix),
+            shape=matrix.shape,
+            to=layer,
+            tensors=tuple(map(self.at, range(first, end))),
             share=shared_scale_set(matrix.module) if self._shares[number] else None,
             method=self._methods[self._method[number]],
-        )  # fmt: skip
+        )
 
     def _name(self, number: int) -> str:
         at = self._owner(number) - self._base
         if at < 0:
-            return self._origin(number).entry.name
+            return self._reader(number).entry.name
         layer, suffix = self.layers[self._layer[at]], self._specs[self._kind[number]].suffix
         return layer.codec.separator.join((self.module(at), suffix))
 
@@ -272,7 +281,7 @@ class Placements:
             by_shard[file].append(number)
         for name, numbers in zip(self._shards, by_shard, strict=True):
             found = ordered(numbers, self._in_file)
-            fixed, counts = self._codec.model_format.fixed(self._config), array("I")
+            fixed, counts = self.codec.model_format.fixed(self._config), array("I")
             rows = joined_rows(found, self._filed, counts)
             head = self._container.head(itertools.chain(fixed, rows), metadata[name])
             left = iter(found)
@@ -283,10 +292,10 @@ class Placements:
 
     def _rank(self, number: int) -> int:
         """Return the primary sort key: dtype, or position in the source."""
-        if not self._container.keeps_order or self._of[0].container is not self._container:
+        if not self._container.keeps_order or self.source.container is not self._container:
             return self._container.order(self._specs[self._kind[number]].dtype)
         at = self._owner(number) - self._base
-        found = self._entries.number(self._origin(number).entry.name) if at < 0 else self._entry[at]
+        found = self._entries.number(self._reader(number).entry.name) if at < 0 else self._entry[at]
         return len(self._entries) if found is None else found
 
     def _spec_bytes(self, spec: TensorSpec) -> int:

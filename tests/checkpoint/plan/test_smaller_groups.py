@@ -11,7 +11,7 @@ from tests.checkpoint.written import save, weight
 from tests.peers import transformers
 
 import zeropoint as zp
-from zeropoint.checkpoint.choose.smaller_groups import SMALLEST, group_of
+from zeropoint.checkpoint.plan.decisions import SMALLEST, group_of
 
 BLOCK = "model.layers.0"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,33 +32,36 @@ from ...schemes.dialects import ZEROPOINT, get_dialect
 from ...schemes.scale_rules import EDGE, LINEAR, MINIMUM, SIGNED, Pick
 from ...schemes.scales import INPUT
 from ...schemes.structure import stored_numbers
-from ..read.source import Source
 from .decisions import TensorDecision, compact, misfit
 from .expert_matrices import has_one_scale_each
 from .selection import Why, not_a_weight
 
 if TYPE_CHECKING:
     from ..read.quantized_layers import StoredLayer
+    from .float_view import Floats
 
 
 def conversions(
-    source: Source, decisions: Sequence[TensorDecision],
-    stored: Callable[[str], tuple[StoredLayer, Activation | None] | None], codec: Codec, *,
-    to: LayerScheme | None, requantize: bool,
-) -> Sequence[TensorDecision]:  # fmt: skip
+    floats: Floats,
+    decisions: Sequence[TensorDecision],
+    codec: Codec,
+    to: LayerScheme | None,
+    *,
+    requantize: bool,
+) -> Sequence[TensorDecision]:
     """Return ``decisions`` with quantized layers converted to ``codec``.
 
-    source: the checkpoint seen as floats. stored: from a name to the layer that is converted, with its
-    inputs, or None. to: their scheme; by default, the equivalent one of ``codec``.
-    requantize: whether values may change where they must.
+    to: their scheme; by default, the equivalent one of ``codec``. requantize: whether values may change where
+    they must.
 
     Raises UnsupportedError that names layers without an equal.
     """
     refused: list[str] = []
+    source = floats.source
     entries, experts = source.entries, expert_layout(source.config or {})
 
     def converted(decision: TensorDecision) -> TensorDecision:
-        found = stored(decision.entry.name)
+        found = floats.quantized(decision.entry.name)
         if found is None or decision.why is Why.USER:
             plain = decision.kept_by_default and found is None
             return replace(decision, why=Why.DEFAULT, reason="no codes in the source") if plain else decision

@@ -14,8 +14,8 @@ from tests.oracles import tiny_models
 from tests.tensors import same_bytes
 
 from zeropoint.architectures import heads_of
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.verify.verification import verify
 

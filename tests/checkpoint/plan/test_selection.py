@@ -10,10 +10,9 @@ from tests.checkpoint.written import CONFIG, LINEAR, ONE, save, weight
 from tests.tables import each
 
 from zeropoint.architectures import is_transposed, layer_type
-from zeropoint.checkpoint.choose.expert_matrices import matrices
-from zeropoint.checkpoint.choose.expert_stacks import stacked
-from zeropoint.checkpoint.choose.selection import DEFAULT_RULES, Selection, subject_of
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.expert_matrices import matrices, stacked
+from zeropoint.checkpoint.plan.selection import DEFAULT_RULES, Selection, subject_of
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
 from zeropoint.checkpoint.run.advice import misfit_warnings

@@ -14,17 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.checkpoint.plan.frozen_plans import SOURCES, plan_of
 from tests.checkpoint.quantized_inputs import BLOCKS, FP8, fp8_layer
 from tests.checkpoint.written import CONFIG, quantize, save, tensors_of, weight
 from tests.peers import Peer
 from tests.tensors import same_bytes
 
 from zeropoint.checkpoint.plan.float_view import as_floats
-from zeropoint.checkpoint.plan.origin import Origin
+from zeropoint.checkpoint.plan.gathered import Gathered
+from zeropoint.checkpoint.plan.rescaled import rescaled_floats
+from zeropoint.checkpoint.plan.row_reader import RowReader
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file
 from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.errors import CheckpointError, UnsupportedError
+from zeropoint.methods.channels import ChannelFold
 
 converters = Peer("compressed_tensors.entrypoints.convert")
 finegrained_fp8 = Peer("transformers.integrations.finegrained_fp8")
@@ -39,9 +43,9 @@ LAYOUTS = (
 
 
 @contextlib.contextmanager
-def opened(origins: Mapping[str, Origin]) -> Iterator[dict[Place, OpenFile]]:
-    """Open every file of some origins."""
-    files = {path: open_file(path) for origin in origins.values() for path in origin.files}
+def opened(readers: Mapping[str, RowReader]) -> Iterator[dict[Place, OpenFile]]:
+    """Open every file of some readers."""
+    files = {path: open_file(path) for reader in readers.values() for path in reader.files}
     try:
         yield files
     finally:
@@ -51,13 +55,13 @@ def opened(origins: Mapping[str, Origin]) -> Iterator[dict[Place, OpenFile]]:
 
 def decoded(folder: Path, **options: torch.dtype) -> dict[str, torch.Tensor]:
     """Return every quantized weight of a checkpoint as floats, read at once."""
-    origins = as_floats(open_source(folder), **options).origins
+    readers = as_floats(open_source(folder), **options).readers
     result = {}
-    with opened(origins) as files:
-        for name, origin in origins.items():
-            rows = origin.entry.nbytes // (origin.entry.shape[-1] * origin.dtype.itemsize)
-            found = origin.read(files, 0, rows, bytearray(origin.entry.nbytes))
-            result[name] = found.clone().reshape(origin.entry.shape)
+    with opened(readers) as files:
+        for name, reader in readers.items():
+            rows = reader.entry.nbytes // (reader.entry.shape[-1] * reader.dtype.itemsize)
+            found = reader.read(files, 0, rows, bytearray(reader.entry.nbytes))
+            result[name] = found.clone().reshape(reader.entry.shape)
     return result
 
 
@@ -142,11 +146,11 @@ def test_fused_experts_of_an_fp8_checkpoint_are_decoded_as_transformers_does(
 def test_any_rows_are_those_of_the_whole(to: str, tmp_path: Path) -> None:
     quantize(save(tmp_path / "in", {UP: weight(300, 128)}), tmp_path / "out", to)
     whole = decoded(tmp_path / "out")[UP]
-    origins = as_floats(open_source(tmp_path / "out")).origins
-    with opened(origins) as files:
+    readers = as_floats(open_source(tmp_path / "out")).readers
+    with opened(readers) as files:
         for start, rows in ((0, 1), (299, 1), (31, 2), (100, 200), (128, 128), (127, 130), (0, 300)):
             buffer = bytearray(rows * 128 * 2)
-            assert same_bytes(origins[UP].read(files, start, rows, buffer), whole[start : start + rows])
+            assert same_bytes(readers[UP].read(files, start, rows, buffer), whole[start : start + rows])
 
 
 def test_rows_of_fused_experts_may_begin_inside_a_block_and_end_in_another_expert(tmp_path: Path) -> None:
@@ -155,22 +159,22 @@ def test_rows_of_fused_experts_may_begin_inside_a_block_and_end_in_another_exper
     config = CONFIG | {"quantization_config": BLOCKS}
     folder = save(tmp_path, tensors, config)
     whole = decoded(folder)[name].reshape(600, 130)
-    origins = as_floats(open_source(folder)).origins
-    with opened(origins) as files:
+    readers = as_floats(open_source(folder)).readers
+    with opened(readers) as files:
         for start, rows in ((0, 600), (100, 150), (199, 2), (399, 201), (130, 1)):
-            found = origins[name].read(files, start, rows, bytearray(rows * 130 * 2))
+            found = readers[name].read(files, start, rows, bytearray(rows * 130 * 2))
             assert same_bytes(found, whole[start : start + rows])
 
 
-def test_a_plain_weight_is_an_origin_that_reads_its_own_bytes(tmp_path: Path) -> None:
+def test_a_plain_weight_is_a_reader_of_its_own_bytes(tmp_path: Path) -> None:
     tensors = {UP: weight(40, 24, dtype=torch.bfloat16)}
     source = open_source(save(tmp_path, tensors))
     floats = as_floats(source)
     assert floats.source is source
-    assert not floats.origins
-    origin = floats.origin(source.entries[UP])
-    with opened({UP: origin}) as files:
-        assert same_bytes(origin.read(files, 7, 20, bytearray(20 * 24 * 2)), tensors[UP][7:27])
+    assert not floats.readers
+    reader = floats.reader(source.entries[UP])
+    with opened({UP: reader}) as files:
+        assert same_bytes(reader.read(files, 7, 20, bytearray(20 * 24 * 2)), tensors[UP][7:27])
 
 
 def test_a_quantized_checkpoint_looks_as_if_it_were_not(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ def test_a_quantized_checkpoint_looks_as_if_it_were_not(tmp_path: Path) -> None:
     quantize(source, tmp_path / "out", "w8a8", ignore=(DOWN,))
     seen = as_floats(open_source(tmp_path / "out"), dtype=torch.float16)
     floats = seen.source
-    assert seen.origins.keys() == {UP}
+    assert seen.readers.keys() == {UP}
     facts = {name: (entry.dtype, entry.shape, entry.nbytes) for name, entry in floats.entries.items()}
     assert facts == {
         UP: ("F16", (64, 128), 64 * 128 * 2), DOWN: ("F32", (128, 64), 128 * 64 * 4),
@@ -199,8 +203,8 @@ def test_scales_in_another_shard_are_found(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
     config = CONFIG | {"quantization_config": BLOCKS}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    origins = as_floats(open_source(tmp_path)).origins
-    assert [path.name for path in origins[UP].files] == list(shards.values())
+    readers = as_floats(open_source(tmp_path)).readers
+    assert [path.name for path in readers[UP].files] == list(shards.values())
     expected = tensors[UP].float() * tensors[f"{UP}_scale_inv"]
     assert same_bytes(decoded(tmp_path)[UP], expected.bfloat16())
 
@@ -219,7 +223,7 @@ def test_floats_have_the_dtype_of_the_configuration_or_bfloat16(
 ) -> None:
     config = CONFIG | named | {"quantization_config": BLOCKS}
     floats = as_floats(open_source(save(tmp_path, fp8_layer(UP, (8, 8)), config)))
-    assert floats.origins[UP].entry.dtype == expected
+    assert floats.readers[UP].entry.dtype == expected
 
 
 def test_scales_of_quantized_inputs_leave_with_the_codes(tmp_path: Path) -> None:
@@ -229,7 +233,7 @@ def test_scales_of_quantized_inputs_leave_with_the_codes(tmp_path: Path) -> None
     folder = save(tmp_path, fp8_layer(UP, (8, 8)) | extra | kept, config)
     floats = as_floats(open_source(folder))
     assert floats.source.entries.keys() == {UP, *kept}
-    assert {entry.name for entry in floats.origins[UP].input_scales} == extra.keys()
+    assert {entry.name for entry in floats.readers[UP].input_scales} == extra.keys()
 
 
 def test_codes_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> None:
@@ -279,3 +283,58 @@ def test_codes_next_to_those_that_the_configuration_describes_are_refused(tmp_pa
     (folder / "config.json").write_bytes((tmp_path / "out" / "config.json").read_bytes())
     with pytest.raises(CheckpointError, match=r"it holds 'a\.qweight', I32.*does not say how"):
         as_floats(open_source(folder))
+
+
+def test_channels_are_rescaled_in_the_order_of_the_model_where_a_file_has_another(tmp_path: Path) -> None:
+    write, _ = SOURCES["gguf"]
+    floats = as_floats(open_source(write(tmp_path)))
+    plain = floats.reader(floats.source.entries[Q])
+    assert plain.of is not None
+    assert plain.of.form.rows is not None
+    fold = ChannelFold(rows=torch.arange(256).remainder(9) * 8)
+    changed = rescaled_floats(floats, {Q: fold}).reader(plain.entry)
+    with opened({Q: plain}) as files:
+        before, after = (reader.read(files, 0, 256, bytearray(256 * 512)) for reader in (plain, changed))
+    assert same_bytes(after, fold.of(before))
+
+
+def chain_of(reader: RowReader) -> tuple[str, ...]:
+    """Return the names of a reader and of those beneath it."""
+    sources = reader.sources if isinstance(reader, Gathered) else (reader.of,)
+    beneath = (chain_of(each) for each in sources if each is not None)
+    return (type(reader).__name__, *(name for names in beneath for name in names))
+
+
+CHAINS: dict[str, set[str]] = {
+    "llama": {"StoredFloats", "Folded"},
+    "tied": {"Folded", "Reordered"},
+    "fused experts": {"Strided", "Gathered"},
+    "gpt-oss": {"Transposed", "Gathered", "Reordered"},
+    "deepseek": {"Transposed", "Gathered"},
+    "linear attention": {"Gathered", "Reordered"},
+    "fp8 experts": {"Decoded"},
+    "gguf": {"Decoded", "Reordered"},
+    "gguf of experts": {"Decoded", "Gathered", "Transposed"},
+}
+"""Sources, and readers that their plans are made of."""
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_rows_and_columns_of_each_reader_are_those_of_the_whole(name: str, tmp_path: Path) -> None:
+    write, cases = SOURCES[name]
+    path, seen = write(tmp_path / "source"), dict[tuple[str, ...], RowReader]()
+    for case in cases:
+        for output in plan_of(path, case).processed:
+            seen.setdefault(chain_of(output.reader), output.reader)
+    assert {kind for chain in seen for kind in chain} >= CHAINS[name]
+    for reader in seen.values():
+        height, width = reader.shape
+        step = min(height, reader.alignment)
+        middle, last = height // step // 2 * step, range(height - step, height)
+        buffers = [bytearray(height * reader.row_bytes) for _ in range(3)]
+        with opened({"": reader}) as files:
+            whole = reader.read(files, 0, height, buffers[0])
+            rest = reader.read(files, middle, height - middle, buffers[1])
+            band = reader.read_columns(files, last, (width // 4, width // 2), buffers[2])
+        assert same_bytes(rest, whole[middle:])
+        assert same_bytes(band, whole[last.start :, width // 4 : width // 4 + width // 2])

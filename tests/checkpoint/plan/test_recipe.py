@@ -13,9 +13,9 @@ from tests.oracles import synthetic_llama
 from tests.tables import each
 
 from zeropoint.architectures import fused_set, merged, shared_scale_set
-from zeropoint.checkpoint.choose.recipe import RecipeText
-from zeropoint.checkpoint.choose.selection import Selection
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.recipe import RecipeText
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.plan.verdicts import verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run

@@ -1,1 +1,0 @@
-"""Selection: one decision for each tensor, quantized how or kept why."""
