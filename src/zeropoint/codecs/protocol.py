@@ -166,7 +166,7 @@ class Documents:
 def _specs(
     fields: tuple[Field, ...], weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[TensorSpec, ...]:
-    """Tensors of a weight; a checkpoint of many has few schemes and shapes."""
+    """Tensors of a weight, kept: checkpoints have few schemes and shapes."""
     return tuple([each.spec(weight, shape, dtype) for each in fields])
 
 
