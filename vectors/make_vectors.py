@@ -199,7 +199,7 @@ _EXPERTS = {"m.experts.gate_up_proj": (2, 32, 64), "m.experts.down_proj": (2, 32
 
 def _layout(layer: LayerScheme, folder: Path) -> Group:
     """Yield the layers of a checkpoint of one weight, or of the experts that a layout is for."""
-    fused = layer.codec.fuses(layer)
+    fused = layer.codec.fused_experts
     shapes = _EXPERTS if fused else {"m.up_proj.weight": _smallest(layer)}
     weights = {
         name: ordinary(int(np.prod(shape[:-1])), shape[-1], torch.bfloat16).reshape(shape)

@@ -23,6 +23,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.bitsandbytes import CODEC
 from zeropoint.codecs.bitsandbytes_state import StateForm
 from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.codecs.tensor_fields import WeightPart
 from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.formats import get_format
 
@@ -162,7 +163,7 @@ def test_second_blocks_that_run_over_rows_are_decoded_part_by_part() -> None:
             "weight.nested_absmax": coarse[first : first + number],
             "weight.nested_quant_map": table("dynamic8"),
         }
-        q = codec.decode(layer, both | part, start=start, shape=(count, 12288), dtype=torch.float32)
+        q = codec.decode(layer, both | part, WeightPart(start, (count, 12288), torch.float32))
         assert torch.equal(q.dequantize(), wanted[start : start + count])
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.checkpoint.written import weight
 from tests.oracles import llmcompressor_golden
-from tests.tensors import same_bytes
+from tests.tensors import encoded, same_bytes
 
 import zeropoint as zp
 from zeropoint.codecs.compressed_tensors import CODEC, layer_scheme
@@ -19,17 +19,12 @@ from zeropoint.codecs.compressed_tensors.config import (
 )
 from zeropoint.codecs.compressed_tensors.layout import (
     Layout,
-    decode,
-    encode,
-    encode_constants,
-    encode_part,
     layout_of,
-    row_alignment,
-    tensor_specs,
     unfit,
 )
 from zeropoint.codecs.layer_schemes import named_layer
 from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES
+from zeropoint.codecs.tensor_fields import WeightPart
 from zeropoint.errors import CheckpointError, FormatError, SchemeError, UnsupportedError, ZeropointError
 from zeropoint.recipes import Activation
 from zeropoint.schemes import Scheme
@@ -54,12 +49,12 @@ def test_decoding_what_was_encoded_gives_the_same_tensor(
 ) -> None:
     layer = layer_scheme(text)
     q = zp.quantize(weight(*shape, dtype=dtype), layer.weight)
-    tensors = encode(Layout(layer.layout), q)
-    specs = tensor_specs(layer.weight, Layout(layer.layout), shape, dtype)
+    tensors = encoded(layer, q)
+    specs = CODEC.tensors(layer, shape, dtype)
     assert {s.suffix: (s.dtype, s.shape) for s in specs} == {
         name: (FILE_DTYPES[t.dtype], tuple(t.shape)) for name, t in tensors.items()
     }
-    back = decode(Layout(layer.layout), tensors, layer.weight, shape=shape, dtype=dtype)
+    back = CODEC.decode(layer, tensors, WeightPart(0, shape, dtype))
     assert same_bytes(back.data, q.data)
     assert back.params == q.params
     assert same_bytes(back.dequantize(), q.dequantize())
@@ -68,9 +63,9 @@ def test_decoding_what_was_encoded_gives_the_same_tensor(
 def test_zero_points_that_fill_one_word_are_read_back() -> None:
     layer = layer_scheme("int4:g32:asym")
     q = zp.quantize(weight(8, 160), layer.weight)
-    tensors = encode(Layout(layer.layout), q)
+    tensors = encoded(layer, q)
     assert tensors["weight_zero_point"].shape == (1, 5)
-    back = decode(Layout(layer.layout), tensors, layer.weight, shape=(8, 160), dtype=torch.float32)
+    back = CODEC.decode(layer, tensors, WeightPart(0, (8, 160), torch.float32))
     assert same_bytes(back.dequantize(), q.dequantize())
 
 
@@ -79,15 +74,16 @@ def test_parts_encode_to_the_lines_of_the_whole(text: str) -> None:
     layer = layer_scheme(text)
     x = weight(300, 256)
     whole = zp.quantize(x, layer.weight)
-    tensors = encode(Layout(layer.layout), whole)
-    step = row_alignment(layer.weight) * (1 if row_alignment(layer.weight) > 1 else 7)
-    specs = {s.suffix: s for s in tensor_specs(layer.weight, Layout(layer.layout), (300, 256), torch.float32)}
+    tensors = encoded(layer, whole)
+    step = CODEC.alignment(layer, (300, 256))
+    step *= 1 if step > 1 else 7
+    specs = {s.suffix: s for s in CODEC.tensors(layer, (300, 256), torch.float32)}
     for start in range(0, 300, step):
         part = _rows(whole, start, min(300, start + step))
-        for name, lines in encode_part(Layout(layer.layout), part).items():
+        for name, lines in CODEC.encode(layer, part).items():
             first = start // specs[name].per * specs[name].lines
             assert same_bytes(lines, tensors[name][first : first + len(lines)])
-    constants = encode_constants(Layout(layer.layout), whole.params, (300, 256))
+    constants = CODEC.constants(layer, whole.params, (300, 256))
     assert constants.keys() == {name for name, spec in specs.items() if spec.axis is None}
 
 
@@ -286,13 +282,13 @@ def test_targets_are_classes_names_and_expressions_from_the_start() -> None:
 def test_narrow_weights_with_quantized_inputs_stand_in_whole_bytes(text: str) -> None:
     layer = named_layer(CODEC, Scheme.parse(text), Activation.of("int8:token"))
     q = zp.quantize(weight(8, 64), layer.weight)
-    tensors = encode(Layout(layer.layout), q)
+    tensors = encoded(layer, q)
     assert (Layout(layer.layout), tensors["weight"].dtype) == (Layout.INT, torch.int8)
-    again = decode(Layout(layer.layout), tensors, layer.weight, shape=(8, 64), dtype=torch.float32)
+    again = CODEC.decode(layer, tensors, WeightPart(0, (8, 64), torch.float32))
     assert torch.equal(again.data, q.data)
     tensors["weight"][3, 5] = 1 << (layer.weight.bits - 1)
     with pytest.raises(CheckpointError, match=r"weight holds codes from .* the file is damaged"):
-        decode(Layout(layer.layout), tensors, layer.weight, shape=(8, 64), dtype=torch.float32)
+        CODEC.decode(layer, tensors, WeightPart(0, (8, 64), torch.float32))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import weight
 from tests.peers import Peer
-from tests.tensors import same_bytes
+from tests.tensors import encoded, same_bytes
 
 import zeropoint as zp
 from zeropoint.codecs.compressed_tensors import CODEC, layer_scheme
-from zeropoint.codecs.compressed_tensors.layout import Layout, encode
 from zeropoint.schemes import DIALECTS
 
 compressors = Peer("compressed_tensors.compressors")
@@ -76,7 +75,7 @@ def ours(w: torch.Tensor, preset: str, *, oneshot: bool = False) -> dict[str, to
     scheme = layer.weight
     if oneshot:
         scheme = replace(scheme, dialect=DIALECTS["compressed-tensors-oneshot"])
-    return encode(Layout(layer.layout), zp.quantize(w, scheme))
+    return encoded(layer, zp.quantize(w, scheme))
 
 
 def compare(w: torch.Tensor, preset: str, *, oneshot: bool = False) -> list[str]:
@@ -151,7 +150,7 @@ def test_hard_weights_are_compressed_to_the_same_bytes(
 def test_codes_of_every_width_are_packed_as_compressed_tensors_packs_them(bits: int, columns: int) -> None:
     layer = layer_scheme(f"int{bits}:channel")
     q = zp.quantize(weight(5, columns), layer.weight)
-    assert same_bytes(encode(Layout(layer.layout), q)["weight_packed"], packing.pack_to_int32(q.codes, bits))
+    assert same_bytes(encoded(layer, q)["weight_packed"], packing.pack_to_int32(q.codes, bits))
 
 
 @pytest.mark.crossed
@@ -162,7 +161,7 @@ def test_zero_points_are_packed_along_the_rows(bits: int, rows: int) -> None:
     q = zp.quantize(weight(rows, 96) + 0.02, layer.weight)
     assert q.zero_point is not None
     packed = packing.pack_to_int32(q.zero_point.to(torch.int8), bits, packed_dim=0)
-    assert same_bytes(encode(Layout(layer.layout), q)["weight_zero_point"], packed.contiguous())
+    assert same_bytes(encoded(layer, q)["weight_zero_point"], packed.contiguous())
 
 
 def test_signed_scales_are_decoded_by_the_package() -> None:
@@ -173,7 +172,7 @@ def test_signed_scales_are_decoded_by_the_package() -> None:
     arguments = quantization.preset_name_to_scheme("W4A16", ["Linear"]).weights.model_copy(
         update={"group_size": 64}
     )
-    codes = packing.unpack_from_int32(encode(Layout(layer.layout), q)["weight_packed"], 4, x.shape)
+    codes = packing.unpack_from_int32(encoded(layer, q)["weight_packed"], 4, x.shape)
     assert torch.equal(
         forward.dequantize(codes, q.scales[0], args=arguments, dtype=torch.bfloat16), q.dequantize()
     )

@@ -17,6 +17,7 @@ from zeropoint.cli.app import app
 from zeropoint.codecs.containers.gguf import TYPES
 from zeropoint.codecs.gguf import BLOCKS, CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.codecs.tensor_fields import WeightPart
 from zeropoint.layout.bit_places import Digits, field_size
 from zeropoint.methods import method_named
 from zeropoint.ops.threads import thread_limit
@@ -270,7 +271,7 @@ def test_any_bytes_of_five_digits_decode_as_in_gguf() -> None:
     lines = torch.randint(0, 256, (64, 2 * 54), dtype=torch.uint8, generator=torch.Generator().manual_seed(8))
     lines.view(-1, 54)[:, 52:] = torch.tensor([1.5], dtype=torch.float16).view(torch.uint8)
     layer = layer_scheme("tq1_0", CODEC)
-    q = CODEC.decode(layer, {"weight": lines}, start=0, shape=(64, 512), dtype=torch.float32)
+    q = CODEC.decode(layer, {"weight": lines}, WeightPart(0, (64, 512), torch.float32))
     assert np.array_equal(q.dequantize().numpy(), gguf.dequantize(lines.numpy(), GGMLQuantizationType.TQ1_0))
     assert q.bits_per_value == layer.weight.bits_per_value((64, 512)) == 1.6875
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tests.checkpoint.written import dequantized, save
 from tests.peers import Peer
+from tests.tensors import encoded
 
 import zeropoint as zp
 from zeropoint.codecs.compressed_tensors import layer_scheme
-from zeropoint.codecs.compressed_tensors.layout import Layout, encode
 from zeropoint.schemes import Scheme
 
 naive_quantized = Peer("compressed_tensors.compressors.naive_quantized")
@@ -85,7 +85,7 @@ def test_the_words_of_an_older_release_are_known(bits: int) -> None:
 )
 def test_older_packing_is_found_by_its_width_and_read(text: str, tmp_path: Path) -> None:
     q = quantized(text)
-    tensors = encode(Layout.PACK, q)
+    tensors = encoded(layer_scheme(text), q)
     tensors["weight_packed"] = apart(q.codes, q.scheme.bits)
     if q.zero_point is not None:
         tensors["weight_zero_point"] = apart(q.zero_point.t(), q.scheme.bits).t()
@@ -102,7 +102,7 @@ def test_columns_have_the_scales_of_the_groups_that_g_idx_names(text: str, tmp_p
     order = torch.randperm(COLUMNS)
     back, size = order.argsort(), int(text.split(":")[1][1:])
     q = zp.quantize(weight()[:, order], layer_scheme(text).weight)
-    tensors = encode(Layout.PACK, q)
+    tensors = encoded(layer_scheme(text), q)
     tensors["weight_packed"] = packing.pack_to_int32(q.codes[:, back], q.scheme.bits)
     tensors["weight_g_idx"] = (torch.arange(COLUMNS) // size).int()[back]
     path = files(tmp_path / "in", tensors, "pack-quantized", arguments(text, actorder="group"))
@@ -112,7 +112,7 @@ def test_columns_have_the_scales_of_the_groups_that_g_idx_names(text: str, tmp_p
 
 
 def test_groups_that_no_group_order_explains_are_named(tmp_path: Path) -> None:
-    tensors = encode(Layout.PACK, quantized("int4:g32"))
+    tensors = encoded(layer_scheme("int4:g32"), quantized("int4:g32"))
     tensors["weight_g_idx"] = torch.arange(COLUMNS, dtype=torch.int32).flip(0) // GROUP
     path = files(tmp_path / "in", tensors, "pack-quantized", arguments("int4:g32"))
     (problem,) = zp.verify_checkpoint(path).problems
@@ -121,7 +121,8 @@ def test_groups_that_no_group_order_explains_are_named(tmp_path: Path) -> None:
 
 def test_a_g_idx_that_was_never_set_is_the_order_of_columns(tmp_path: Path) -> None:
     q = quantized("int4:g32")
-    tensors = {**encode(Layout.PACK, q), "weight_g_idx": torch.full((COLUMNS,), -1, dtype=torch.int32)}
+    tensors = encoded(layer_scheme("int4:g32"), q)
+    tensors["weight_g_idx"] = torch.full((COLUMNS,), -1, dtype=torch.int32)
     path = files(tmp_path / "in", tensors, "pack-quantized", arguments("int4:g32", actorder="group"))
     assert torch.equal(floats(path, tmp_path / "out"), q.dequantize())
 

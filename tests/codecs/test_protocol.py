@@ -20,8 +20,9 @@ from zeropoint.codecs.engines import (
     no_safetensors,
     rules,
 )
-from zeropoint.codecs.protocol import COLUMNS, ROWS, Codec, Contents, LayerScheme, Module, TensorSpec
-from zeropoint.codecs.records import record_of
+from zeropoint.codecs.protocol import Codec, Contents, LayerScheme, Module
+from zeropoint.codecs.records import Known, record_of
+from zeropoint.codecs.tensor_fields import COLUMNS, ROWS, TensorSpec
 from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.schemes import Scheme
 
@@ -130,7 +131,7 @@ GOOD = {"codes": Entry("a.codes", "I8", (8, 64)), "scales": Entry("a.scales", "F
 
 
 def test_tensors_as_the_codec_writes_them_are_a_record() -> None:
-    found = record_of(layer("int8:g32"), "a", GOOD, shape=(8, 64), dtype=torch.float32)
+    found = record_of(layer("int8:g32"), "a", GOOD, Known((8, 64), torch.float32))
     assert (found.module, found.parts, found.shape) == ("a", ("codes", "scales"), (8, 64))
 
 
@@ -146,12 +147,10 @@ def test_tensors_as_the_codec_writes_them_are_a_record() -> None:
 def test_other_tensors_are_refused(change: dict[str, Entry | None], message: str) -> None:
     tensors = {name: entry for name, entry in {**GOOD, **change}.items() if entry is not None}
     with pytest.raises(CheckpointError, match=message):
-        record_of(layer("int8:g32"), "a", tensors, shape=(8, 64), dtype=torch.float32)
+        record_of(layer("int8:g32"), "a", tensors, Known((8, 64), torch.float32))
 
 
 def test_what_is_optional_may_be_missing() -> None:
     tensors = {"codes": GOOD["codes"]}
-    found = record_of(
-        layer("int8:g32"), "a", tensors, shape=(8, 64), dtype=torch.float32, optional=("scales",)
-    )
+    found = record_of(layer("int8:g32"), "a", tensors, Known((8, 64), torch.float32), ("scales",))
     assert found.parts == ("codes",)

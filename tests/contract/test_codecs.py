@@ -11,14 +11,16 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from tests.checkpoint.written import quantize, save
 from tests.tables import each
-from tests.tensors import same_bytes
+from tests.tensors import encoded, same_bytes
 
 import zeropoint as zp
+from zeropoint.checkpoint.measure.tiles import needs_extremes
 from zeropoint.codecs.containers import CONTAINERS
 from zeropoint.codecs.layer_schemes import layer_scheme, preset_layers
-from zeropoint.codecs.protocol import COLUMNS, ROWS, LayerScheme
+from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.codecs.registry import CODECS, claiming
 from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from zeropoint.codecs.tensor_fields import COLUMNS, ROWS, WeightPart
 from zeropoint.errors import UnsupportedError
 from zeropoint.schemes import PRESETS
 
@@ -117,10 +119,6 @@ def weight(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=torch.float32).bfloat16()
 
 
-def encoded(layer: LayerScheme, q: zp.QuantizedTensor) -> dict[str, torch.Tensor]:
-    return layer.codec.encode(layer, q) | layer.codec.constants(layer, q.params, q.shape)
-
-
 def layer_of(name: str, text: str) -> LayerScheme:
     return layer_scheme(text, CODECS[name])
 
@@ -136,7 +134,7 @@ def of_parts(layer: LayerScheme, x: torch.Tensor) -> LayerScheme:
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_the_tensors_are_those_that_were_announced(name: str, text: str) -> None:
     layer = layer_of(name, text)
-    assert layer.codec.refusal(layer, (1, *SHAPE) if layer.codec.fuses(layer) else SHAPE) is None
+    assert layer.codec.refusal(layer, (1, *SHAPE) if layer.codec.fused_experts else SHAPE) is None
     part = of_parts(layer, weight(*SHAPE))
     found = encoded(part, zp.quantize(weight(*SHAPE), part.weight))
     specs = {spec.suffix: spec for spec in layer.codec.tensors(layer, SHAPE, torch.bfloat16)}
@@ -155,10 +153,10 @@ def test_decoding_gives_what_was_encoded(name: str, text: str) -> None:
     layer = of_parts(layer_of(name, text), weight(*SHAPE))
     q, codec = zp.quantize(weight(*SHAPE), layer.weight), layer.codec
     tensors = encoded(layer, q)
-    back = codec.decode(layer, tensors, start=0, shape=SHAPE, dtype=torch.bfloat16)
+    back = codec.decode(layer, tensors, WeightPart(0, SHAPE, torch.bfloat16))
     assert codec.damage(layer, tensors) is None
     assert torch.equal(back.codes, q.codes)
-    drift = codec.drift(layer, tensors, start=0, shape=SHAPE)
+    drift = codec.drift(layer, tensors, WeightPart(0, SHAPE, torch.bfloat16))
     if drift is not None:
         assert bool(((back.scales[0] - q.scales[0]).abs() <= drift).all())
         return
@@ -172,7 +170,7 @@ def test_decoding_gives_what_was_encoded(name: str, text: str) -> None:
 def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) -> None:
     layer = layer_of(name, text)
     codec = layer.codec
-    if codec.needs_extremes(layer):
+    if needs_extremes(layer.weight):
         return  # its parts take a scale of the whole weight, which runs prove
     x, axis, step = weight(*SHAPE), codec.axis(layer), codec.alignment(layer, SHAPE)
     part_layer = of_parts(layer, x)
@@ -189,9 +187,8 @@ def test_parts_along_its_axis_give_the_lines_of_the_whole(name: str, text: str) 
             first = start // spec.per * spec.lines
             assert same_bytes(line, whole[suffix][first : first + len(line)])
         lines |= part_layer.codec.constants(part_layer, q.params, SHAPE)
-        decoded = part_layer.codec.decode(
-            part_layer, lines, start=start, shape=tuple(part.shape), dtype=torch.bfloat16
-        )
+        place = WeightPart(start, tuple(part.shape), torch.bfloat16)
+        decoded = part_layer.codec.decode(part_layer, lines, place)
         assert torch.equal(decoded.codes, q.codes)
 
 
@@ -236,7 +233,7 @@ def checkpoint(folder: Path, *, fused: bool) -> Path:
 def test_every_byte_of_a_result_is_verified_and_one_codec_claims_it(name: str, tmp_path: Path) -> None:
     codec = CODECS[name]
     to = next(text for owner, text in CASES if owner == name)
-    fused = codec.fuses(layer_of(name, to))
+    fused = codec.fused_experts
     in_onnx = codec.container == "onnx"
     source = onnx_model(tmp_path / "in") if in_onnx else checkpoint(tmp_path / "in", fused=fused)
     result = quantize(source, tmp_path / "out", to, codec=codec)

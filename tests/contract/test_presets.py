@@ -49,7 +49,7 @@ def test_a_checkpoint_has_the_bytes_of_a_tensor(name: str, dtype: torch.dtype, t
     expected = DEFAULT.encode(layer_scheme(name, DEFAULT), zp.quantize(w, name))
     assert len(expected) > 1
     for suffix, tensor in expected.items():
-        same = found[DEFAULT.tensor_name(MODULE, suffix)]
+        same = found[f"{MODULE}.{suffix}"]
         assert same.dtype == tensor.dtype
         assert torch.equal(same.view(torch.uint8).flatten(), tensor.view(torch.uint8).flatten()), suffix
 

@@ -15,8 +15,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset((
     "act_order", "block_extents", "containers", "data_scales", "divided_tensors", "engine_architectures",
-    "engine_runs", "engines", "known", "layer_schemes", "model_format", "names", "protocol", "records",
-    "registry", "safetensors_dtypes", "stored_forms", "words",
+    "engine_runs", "engines", "held_schemes", "known", "layer_schemes", "model_format", "names", "protocol",
+    "records", "registry", "safetensors_dtypes", "stored_forms", "tensor_fields", "word_layers", "words",
 ))  # fmt: skip
 """Modules of codecs/ that are about no codec."""
 COMMON = frozenset((

@@ -20,6 +20,7 @@ from zeropoint.codecs.awq import CODEC as AWQ
 from zeropoint.codecs.gptq import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
+from zeropoint.codecs.tensor_fields import WeightPart
 
 # Its dependencies warn of each other's releases.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -91,7 +92,7 @@ def test_act_order_decodes_to_the_values_of_its_layer(bits: int, asym: bool, ver
         tensors["qzeros"] = first_version(theirs)
     codec = type(CODEC)(version=version, ordered=True)
     stored = LayerScheme(codec=codec, name=layer.name, weight=layer.weight)
-    ours = codec.decode(stored, tensors, start=0, shape=(ROWS, COLUMNS), dtype=torch.float16)
+    ours = codec.decode(stored, tensors, WeightPart(0, (ROWS, COLUMNS), torch.float16))
     theirs.post_init()
     assert torch.equal(ours.dequantize(), theirs.dequantize_weight().t())
 

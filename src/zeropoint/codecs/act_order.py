@@ -12,7 +12,6 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
 from .protocol import LayerScheme
@@ -72,8 +71,5 @@ def in_groups(q: QuantizedTensor, scheme: Scheme, groups: torch.Tensor) -> Quant
     # Of several inputs of a group the last is kept; all have the same parameters.
     first[groups.long()] = torch.arange(len(groups))
     zero = None if q.zero_point is None else q.zero_point[:, first].contiguous()
-    params = QuantizationParams(
-        scheme=scheme, shape=q.shape, scales=(q.scales[0][:, first].contiguous(),), zero_point=zero,
-        dtype=q.params.dtype,
-    )  # fmt: skip
-    return replace(q, params=params)
+    scales = (q.scales[0][:, first].contiguous(),)
+    return replace(q, params=replace(q.params, scheme=scheme, scales=scales, zero_point=zero))

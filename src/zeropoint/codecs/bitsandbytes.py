@@ -52,9 +52,10 @@ from ..tensor import QuantizedTensor
 from . import engines as known_engines
 from .bitsandbytes_state import BLOCKS, NESTED_BLOCK, StateForm, state_of, state_text
 from .block_extents import blocks, partial_group
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, fused_alike, rules
-from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, fused_alike, rules
+from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
+from .tensor_fields import COLUMNS, Tensors, TensorSpec, WeightPart
 
 QUANT_METHOD = "bitsandbytes"
 WEIGHT, ABSMAX, MAP = "weight", "weight.absmax", "weight.quant_map"
@@ -118,10 +119,9 @@ class BitsandbytesReader(Reader):
         partial = partial_group(weight, state.shape)
         if partial is not None:
             raise UnsupportedError(f"{partial}, so blocks run over rows, which is not read here")
-        return record_of(layer, key, tensors, shape=state.shape, dtype=state.dtype)
+        return record_of(layer, key, tensors, Known(state.shape, state.dtype))
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
-        """See :class:`Reader`."""
         kind, _, nested = layer.layout.partition(" ")
         found = {
             "bnb_4bit_quant_type": kind,
@@ -200,14 +200,15 @@ class Bitsandbytes(Codec):
 
     name = "bitsandbytes"
     title = "the 4-bit layout of bitsandbytes"
-    presets = MappingProxyType({
-        "nf4": Preset(weight=str(plain("nf4", 64))), "fp4_bnb": Preset(weight=str(plain("fp4_bnb", 64))),
-        "nf4_double": Preset(weight=str(_double("nf4", 64))),
-    })  # fmt: skip
-    engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm, known_engines.DIFFUSERS: known_engines.loader_not_run,
-        LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
-    })  # fmt: skip
+    presets = MappingProxyType(
+        {name: Preset(weight=str(plain(name, 64))) for name in ("nf4", "fp4_bnb")}
+        | {"nf4_double": Preset(weight=str(_double("nf4", 64)))}
+    )
+    engines = rules(
+        {TRANSFORMERS: _transformers, VLLM: _vllm, LLAMA_CPP: known_engines.not_gguf}
+        | {known_engines.DIFFUSERS: known_engines.loader_not_run}
+    )
+    reader = BitsandbytesReader
     defaults = MappingProxyType({"dialect": _DIALECT.name})
     methods = (QUANT_METHOD,)
 
@@ -217,7 +218,6 @@ class Bitsandbytes(Codec):
         return self.form is not None and self.form.offset is not None
 
     def layout(self, layer: LayerScheme) -> str:
-        """See :class:`Codec`."""
         weight, block = layer.weight, blocks(layer.weight)[COLUMNS]
         kinds = [
             kind
@@ -253,14 +253,9 @@ class Bitsandbytes(Codec):
         )
         return LayerScheme(codec=codec, name=layer.name, weight=weight)
 
-    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """See :class:`Codec`: rows of whole second blocks, where these are written."""
-        return _rows_of_second(layer.weight, shape[1]) if _is_double(layer.weight) else 1
-
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
         kind, block = layer.layout.partition(" ")[0], blocks(layer.weight)[COLUMNS]
         count, line = math.prod(shape) // block, shape[1] // block
         nested = self._nested(layer.weight)
@@ -284,7 +279,6 @@ class Bitsandbytes(Codec):
         )
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
         codes, absmax = _swapped(q.data).reshape(-1, 1), q.scales[0].reshape(-1)
         if self.form is None or self.form.offset is None:
             return {WEIGHT: codes, ABSMAX: absmax}
@@ -299,50 +293,40 @@ class Bitsandbytes(Codec):
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
     ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
         kind, block = layer.layout.partition(" ")[0], blocks(layer.weight)[COLUMNS]
         offset = None if self.form is None else self.form.offset
         text = bytearray(state_text(kind, block, params.dtype, shape, offset))
         found = {MAP: _table(layer.weight), _STATE + kind: torch.frombuffer(text, dtype=torch.uint8)}
         return found if offset is None else found | {NESTED_MAP: _values(_SECOND)}
 
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
+    def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
         """See :class:`Codec`; the type decides the table, as in bitsandbytes."""
-        grid = layer.weight.granularity.grid(shape)
-        scales = self._absmax(layer, tensors, start, shape).view(grid)
-        data = _swapped(tensors[WEIGHT].view(shape[0], -1))
+        scales = self._absmax(layer, tensors, part).view(layer.weight.granularity.grid(part.shape))
+        data = _swapped(tensors[WEIGHT].view(part.shape[0], -1))
         if bool((scales <= 0).any()):
-            zeros = _zeros(layer.weight, data, shape)
+            zeros = _zeros(layer.weight, data, part.shape)
             scales = torch.where(zeros & (scales <= 0), 1.0, scales)
-        params = QuantizationParams(scheme=layer.weight, shape=shape, scales=(scales,), dtype=dtype)
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+        return part.quantized(layer.weight, data, scales)
 
-    def _absmax(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], start: int, shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        """Return absmax in float32 of the blocks from row ``start`` on."""
+    def _absmax(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> torch.Tensor:
+        """Return absmax in float32 of a part's blocks."""
         stored = tensors[ABSMAX]
         if self.form is None or self.form.offset is None:
             return stored
-        coarse = _second_scales(layer, tensors, start, shape)
+        coarse = _second_scales(layer, tensors, part)
         return tensors[NESTED_MAP][stored.int()] * coarse + torch.tensor(self.form.offset)
 
-    def drift(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...]
-    ) -> torch.Tensor | None:
+    def drift(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> torch.Tensor | None:
         """See :class:`Codec`: what the second quantization changes absmax by, at most."""
         if self.form is None or self.form.offset is None:
             return None
-        coarse = _second_scales(layer, tensors, start, shape).double()
+        coarse = _second_scales(layer, tensors, part).double()
         values = _values(_SECOND)[tensors[ABSMAX].int()].double().abs()
         off = rounding_reach(values, _SECOND) - values + 2 / _DIALECT.table_steps
         roundings = (coarse + abs(self.form.offset)) * 2.0**-21
-        return (off * coarse * (1 + 2.0**-20) + roundings).view(layer.weight.granularity.grid(shape))
+        return (off * coarse * (1 + 2.0**-20) + roundings).view(layer.weight.granularity.grid(part.shape))
 
-    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         """See :class:`Codec`; some engines decode with the table of the file."""
         kind = layer.layout.partition(" ")[0]
         same = torch.equal(tensors[MAP], _table(layer.weight))
@@ -360,22 +344,22 @@ class Bitsandbytes(Codec):
         eight = quantization.get("load_in_8bit", quantization.get("_load_in_8bit"))
         return super().claims(quantization) and not eight
 
-    def read(self, listing: Listing) -> BitsandbytesReader:
-        """See :class:`Codec`."""
-        return BitsandbytesReader(listing, self)
-
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         contents.require_distinct(self.title)
         compute = str(model_dtype(contents.family, torch.float32)).removeprefix("torch.")
-        return Documents(section={
-            "quant_method": QUANT_METHOD, "load_in_4bit": True, "load_in_8bit": False,
+        section = {
+            "quant_method": QUANT_METHOD,
+            "load_in_4bit": True,
+            "load_in_8bit": False,
             "bnb_4bit_quant_type": layer.layout.partition(" ")[0],
             "bnb_4bit_use_double_quant": _is_double(layer.weight),
-            "bnb_4bit_compute_dtype": compute, "bnb_4bit_quant_storage": "uint8",
+            "bnb_4bit_compute_dtype": compute,
+            "bnb_4bit_quant_storage": "uint8",
             "llm_int8_skip_modules": contents.left_out,
-        })  # fmt: skip
+        }
+        return Documents(section=section)
 
 
 def _zeros(weight: Scheme, data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -390,10 +374,9 @@ def _rows_of_second(weight: Scheme, columns: int) -> int:
     return values // math.gcd(values, columns)
 
 
-def _second_scales(
-    layer: LayerScheme, tensors: Mapping[str, torch.Tensor], start: int, shape: tuple[int, ...]
-) -> torch.Tensor:
-    """Return the factors of the absmax in a part from ``start``."""
+def _second_scales(layer: LayerScheme, tensors: Tensors, part: WeightPart) -> torch.Tensor:
+    """Return the factors of the absmax in a part."""
+    start, shape = part.start, part.shape
     line, per = shape[1] // blocks(layer.weight)[COLUMNS], _rows_of_second(layer.weight, shape[1])
     numbers = torch.arange(start % per * line, start % per * line + len(tensors[ABSMAX]))
     return tensors[NESTED][numbers // NESTED_BLOCK]

@@ -18,10 +18,12 @@ BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
 NESTED_BLOCK = 256
 _NUMBER_BYTES = 24
 """No number of float32 is longer in JSON."""
-_DTYPES = MappingProxyType({
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-})  # fmt: skip
+_DTYPES = MappingProxyType(
+    {
+        str(dtype).removeprefix("torch."): dtype
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

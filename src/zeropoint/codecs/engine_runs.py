@@ -16,7 +16,8 @@ from typing import Any, TypedDict
 from ..architectures import model_type
 from .block_extents import blocks
 from .engines import Facts
-from .protocol import COLUMNS, ROWS, LayerScheme
+from .protocol import LayerScheme
+from .tensor_fields import COLUMNS, ROWS
 
 TABLE = Path(__file__).with_name("vllm_runs.json")
 RAN, LOADED, REFUSED = "ran", "loaded", "refused"

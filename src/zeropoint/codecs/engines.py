@@ -63,9 +63,16 @@ class Facts:
 Problem: TypeAlias = tuple[Loads, str]
 EngineRule: TypeAlias = Callable[[Facts], Iterator[Problem]]
 TRANSFORMERS, VLLM, HUMMING, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME, MLX_LM, DIFFUSERS = ENGINES = (
-    "transformers", "vLLM", "vLLM with humming", "SGLang", "TensorRT-LLM", "llama.cpp", "onnxruntime",
-    "mlx-lm", "diffusers",
-)  # fmt: skip
+    "transformers",
+    "vLLM",
+    "vLLM with humming",
+    "SGLang",
+    "TensorRT-LLM",
+    "llama.cpp",
+    "onnxruntime",
+    "mlx-lm",
+    "diffusers",
+)
 """The engines of which every codec says something, in the order of reports."""
 
 MERGING = frozenset((VLLM, SGLANG, TENSORRT))
@@ -87,12 +94,30 @@ def fused_alike(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, facts.split
 
 
+def in_turn(*given: EngineRule) -> EngineRule:
+    """Return the rule with the problems of several rules."""
+    return lambda facts: (problem for rule in given for problem in rule(facts))
+
+
+def linear_alone(loads: Loads, reason: str) -> EngineRule:
+    """Return the rule with one answer for linear layers, no for others."""
+
+    def rule(facts: Facts) -> Iterator[Problem]:
+        if facts.experts or facts.nonlinear or facts.transposed:
+            yield Loads.NO, "it reads linear layers alone in this layout"
+        yield loads, reason
+
+    return rule
+
+
 decoded_first = always(
     Loads.PARTLY, "it reads GGUF; its converter decodes these weights first, and quantizes them again"
 )
 """The rule of llama.cpp, of layouts that its converter knows."""
 no_safetensors = always(Loads.NO, "it reads ONNX models, no safetensors")
 """The rule of onnxruntime, of layouts in safetensors files."""
+not_gguf = always(Loads.NO, "it reads GGUF, and its converter does not know this layout")
+"""The rule of llama.cpp, of other layouts in safetensors files."""
 not_read = always(Loads.NO, "it does not read this layout")
 loader_not_run = always(Loads.UNCHECKED, "it has a loader for this layout, which did not run here")
 not_checked = always(Loads.UNCHECKED, "not reviewed for this layout")
@@ -112,7 +137,6 @@ def rules(known: Mapping[str, EngineRule]) -> MappingProxyType[str, EngineRule]:
     >>> list(rules({})) == list(ENGINES)
     True
     """
-    every = dict.fromkeys(ENGINES, not_checked) | {
-        ONNXRUNTIME: no_safetensors, MLX_LM: not_read, HUMMING: not_read, DIFFUSERS: not_read,
-    }  # fmt: skip
+    every = dict.fromkeys(ENGINES, not_checked) | {ONNXRUNTIME: no_safetensors}
+    every |= dict.fromkeys((MLX_LM, HUMMING, DIFFUSERS), not_read)
     return MappingProxyType(every | {SGLANG: known.get(VLLM, not_checked)} | dict(known))

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -44,14 +44,10 @@ from ..architectures import model_type
 from ..errors import CheckpointError, UnsupportedError, option, printable
 from ..formats import get_format
 from ..formats.torch_dtypes import storage_dtype
-from ..params import QuantizationParams
 from ..recipes import Activation
-from ..schemes import Granularity, Preset, Scheme, ZeroPoint
-from ..tensor import QuantizedTensor
+from ..schemes import PRESETS, Granularity, Scheme, ZeroPoint
 from .block_extents import blocks
-from .compressed_tensors import decode_rows
 from .compressed_tensors.config import require_plain
-from .compressed_tensors.layout import SCALE, WEIGHT, Layout
 from .data_scales import CacheScales, InputNames
 from .engines import (
     LLAMA_CPP,
@@ -67,20 +63,22 @@ from .engines import (
     rules,
     with_humming,
 )
-from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, names_in
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from .tensor_fields import COLUMNS, CodeField, Field, LevelField, ScalarField
 
 QUANT_METHOD = "fp8"
+WEIGHT = "weight"
 FACTOR = "weight_scale_inv"
 _CODES = "F8_E4M3"
 _POWERS = ("F8_E8M0", "U8")
 _POWER_FORMAT = "ue8m0"
 _MOST_FACTORS = 1 << 22
 """More than a weight has; of so many, nothing is said."""
-_FACTORS = MappingProxyType({
-    "F32": "float32", "BF16": "bfloat16", "F16": "float16", **dict.fromkeys(_POWERS, "rceil"),
-})  # fmt: skip
+_FACTORS = MappingProxyType(
+    {"F32": "float32", "BF16": "bfloat16", "F16": "float16", **dict.fromkeys(_POWERS, "rceil")}
+)
 """Dtypes of factors, to what a scheme calls them; U8 holds the bytes of F8_E8M0."""
 _ENDINGS = ("_scale_inv", "_scale")
 _OTHER_NAMES = (".scale", ".qscale_weight")
@@ -191,10 +189,10 @@ class Fp8Reader(Reader):
         if self._config.get("scale_fmt") == _POWER_FORMAT and not self._are_powers(factor):
             self._rounded.add(module)
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
+        parts = (WEIGHT, FACTOR)
         return Record(
-            module=module, layer=layer, shape=shape, dtype=torch.float32,
-            parts=(WEIGHT, FACTOR), experts=experts,
-        )  # fmt: skip
+            module=module, layer=layer, shape=shape, dtype=torch.float32, parts=parts, experts=experts
+        )
 
     def _are_powers(self, factor: Entry) -> bool:
         """Return whether all factors are powers of two, by dtype or bits."""
@@ -205,7 +203,6 @@ class Fp8Reader(Reader):
         return bool((torch.frexp(values).mantissa.abs() == 0.5).all())
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
-        """See :class:`Reader`."""
         if module not in self._rounded:
             return None
         return (
@@ -256,6 +253,12 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     yield Loads.PARTLY, "it quantizes inputs in groups of a block's columns, whatever the scheme says of them"
 
 
+_transformers = always(
+    Loads.PARTLY,
+    "5.23 decodes whole blocks with FineGrainedFP8Config(dequantize=True), and runs codes on a GPU",
+)
+
+
 def _mlx_lm(facts: Facts) -> Iterator[Problem]:
     """Yield the verdicts of mlx-lm 0.32.2 (sanitize): few families load these."""
     if model_type(facts.family) != "deepseek_v3":
@@ -271,33 +274,25 @@ class Fp8Block(Codec):
     title = "the fp8 layout of blocks"
     presets = MappingProxyType(
         {
-            "fp8_block": Preset(
-                weight="float8_e4m3fn:block128x128:scale=float32", input="float8_e4m3fn:g128"
-            ),
-            "fp8": Preset(
-                weight="float8_e4m3fn:tensor:scale=float32",
-                input="float8_e4m3fn:tensor",
-                static=True,
-                without_data="fp8_block",
+            "fp8_block": replace(PRESETS["fp8_block"], weight="float8_e4m3fn:block128x128:scale=float32"),
+            "fp8": replace(
+                PRESETS["fp8"], weight="float8_e4m3fn:tensor:scale=float32", without_data="fp8_block"
             ),
         }
     )
     defaults = MappingProxyType({"scale": "float32"})
-    engines = rules({
-        TRANSFORMERS: always(
-            Loads.PARTLY,
-            "5.23 decodes whole blocks with FineGrainedFP8Config(dequantize=True), and runs codes on a GPU",
-        ),
-        **with_humming(_vllm), TENSORRT: _vllm, LLAMA_CPP: decoded_first, MLX_LM: _mlx_lm,
-    })  # fmt: skip
+    engines = rules(
+        {TRANSFORMERS: _transformers, **with_humming(_vllm), TENSORRT: _vllm}
+        | {LLAMA_CPP: decoded_first, MLX_LM: _mlx_lm}
+    )
     methods = (QUANT_METHOD,)
+    reader = Fp8Reader
     input_names = InputNames(
         "activation_scale", "activation_zero_point", "activation_scale", shape=(), also=("input_scale",)
     )
     cache = CacheScales("k_scale", "v_scale")
 
     def layout(self, layer: LayerScheme) -> str:
-        """See :class:`Codec`."""
         weight = layer.weight
         plain = (
             weight.element == get_format("float8_e4m3fn")
@@ -324,65 +319,31 @@ class Fp8Block(Codec):
             )
         return QUANT_METHOD
 
-    def tensors(
-        self,
-        layer: LayerScheme,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        codes, factors = TensorSpec(suffix=WEIGHT, dtype=_CODES, shape=shape), _stored_as(layer.weight)
-        assert factors is not None
-        if _is_whole(layer.weight):
-            return codes, TensorSpec(suffix=FACTOR, dtype=factors, shape=(), axis=None)
-        grid, rows = layer.weight.granularity.grid(shape), blocks(layer.weight)[ROWS]
-        return codes, TensorSpec(suffix=FACTOR, dtype=factors, shape=grid, per=rows)
-
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        factors = {} if _is_whole(q.scheme) else {FACTOR: q.scales[0]}
-        return {WEIGHT: q.data.view(torch.float8_e4m3fn), **factors}
-
-    def constants(
-        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
-    ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        return {FACTOR: params.scales[0].reshape(())} if _is_whole(layer.weight) else {}
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`."""
-        factor = tensors[FACTOR]
-        factor = factor.view(torch.float8_e8m0fnu) if factor.dtype is torch.uint8 else factor
-        lines = {WEIGHT: tensors[WEIGHT], SCALE: factor.reshape(factor.shape or (1,))}
-        return decode_rows(Layout.NAIVE, lines, layer.weight, start, shape=shape, dtype=dtype)
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        kind = ScalarField if _is_whole(layer.weight) else LevelField
+        return CodeField(WEIGHT, _CODES), kind(FACTOR, dtype=str(_stored_as(layer.weight)))
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`."""
         weight = weight_of(name)
         if weight is None:
             return name, WEIGHT, dtype.startswith("F8_")
         return weight, FACTOR, not name.endswith(_OTHER_NAMES)
 
-    def read(self, listing: Listing) -> Fp8Reader:
-        """See :class:`Codec`."""
-        return Fp8Reader(listing, self)
-
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         whole, static = _is_whole(layer.weight), layer.input is not None and not layer.input.dynamic
-        return Documents(section={
-            "activation_scheme": "static" if static else "dynamic", "fmt": "e4m3",
+        section = {
+            "activation_scheme": "static" if static else "dynamic",
+            "fmt": "e4m3",
             "modules_to_not_convert": contents.left_out,
-            "quant_method": QUANT_METHOD, "weight_block_size": None if whole else list(blocks(layer.weight)),
-            **({"scale_fmt": "ue8m0"} if layer.weight.scales[0].rule.power_of_two else {}),
-        })  # fmt: skip
+            "quant_method": QUANT_METHOD,
+            "weight_block_size": None if whole else list(blocks(layer.weight)),
+        }
+        powers = layer.weight.scales[0].rule.power_of_two
+        return Documents(section=section | ({"scale_fmt": _POWER_FORMAT} if powers else {}))
 
     def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`Codec`."""
         return {**document, "kv_cache_scheme": "static"}
 
 

@@ -65,8 +65,9 @@ from .engines import (
 )
 from .llama_cpp.families import family_of
 from .llama_cpp.gguf_format import LlamaCppFormat
-from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, model_dtype
+from .tensor_fields import COLUMNS, Tensors, TensorSpec, WeightPart
 
 WEIGHT = "weight"
 _PRESETS = MappingProxyType({
@@ -211,10 +212,13 @@ class GgufReader(Reader):
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         *experts, rows, columns = entry.shape
         return Record(
-            module=key if experts else key.removesuffix(".weight"), layer=layer, shape=(rows, columns),
-            dtype=self._dtype if known is None else known.dtype, parts=(WEIGHT,),
+            module=key if experts else key.removesuffix(".weight"),
+            layer=layer,
+            shape=(rows, columns),
+            dtype=self._dtype if known is None else known.dtype,
+            parts=(WEIGHT,),
             experts=experts[0] if experts else None,
-        )  # fmt: skip
+        )
 
 
 _NAMES = (
@@ -259,10 +263,11 @@ class Gguf(Codec):
     container = "gguf"
     presets = _PRESETS
     defaults = MappingProxyType({"scale": "float16"})
-    engines = rules({
-        TRANSFORMERS: _decoded_by, VLLM: _vllm, TENSORRT: _NO_GGUF, ONNXRUNTIME: _NO_GGUF,
-        LLAMA_CPP: _named,
-    })  # fmt: skip
+    engines = rules(
+        {TRANSFORMERS: _decoded_by, VLLM: _vllm, LLAMA_CPP: _named}
+        | dict.fromkeys((TENSORRT, ONNXRUNTIME), _NO_GGUF)
+    )
+    reader = GgufReader
     usual = (LLAMA_CPP,)
     candidates = ("q2_k", "q3_k", "iq4_xs", "iq4_nl", "q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "q8_0")
     methods = ("gguf",)
@@ -280,41 +285,28 @@ class Gguf(Codec):
         return name
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`."""
         block = BLOCKS[layer.layout].block
         if len(shape) == 2 and shape[1] % block:
             return f"last axis {shape[1]} is not a multiple of the block of {layer.layout}, {block}"
         return no_matrix(shape)
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
-        """See :class:`Codec`."""
         return [(BLOCKS[layer.layout].block if axis == COLUMNS else 1, "the block")]
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
         return (TensorSpec(suffix=WEIGHT, dtype=layer.layout, shape=shape),)
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
         return {WEIGHT: BLOCKS[layer.layout].encode(q)}
 
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`."""
+    def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
         lines = tensors[WEIGHT].view(torch.uint8)
-        return BLOCKS[layer.layout].decode(lines, layer.weight, (shape[0], shape[1]), dtype)
+        return BLOCKS[layer.layout].decode(lines, layer.weight, (part.shape[0], part.shape[1]), part.dtype)
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`."""
         return (name, WEIGHT, True) if dtype in _QUANTIZED else None
-
-    def read(self, listing: Listing) -> GgufReader:
-        """See :class:`Codec`."""
-        return GgufReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`: the types of tensors say it all."""

@@ -25,13 +25,12 @@ import torch
 from ..architectures import DOWN, GATE_UP, expert_layout
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import get_format
-from ..params import QuantizationParams
 from ..schemes import Granularity, Preset, Scheme, ZeroPoint
-from ..tensor import QuantizedTensor
 from .block_extents import partial_group
 from .engines import LLAMA_CPP, MLX_LM, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
-from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
+from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed
+from .tensor_fields import CodeField, Field, LevelField
 
 QUANT_METHOD = "mxfp4"
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -71,10 +70,9 @@ class GptOssReader(Reader):
                 f"(experts, out, in / {_GROUP}, {half}) and the same without the last axis"
             )
         experts, rows, columns = scales.shape
-        return Record(
-            module=key, layer=self._layer, shape=(rows, columns * _GROUP),
-            dtype=self._dtype if known is None else known.dtype, parts=(BLOCKS, SCALES), experts=experts,
-        )  # fmt: skip
+        shape, parts = (rows, columns * _GROUP), (BLOCKS, SCALES)
+        dtype = self._dtype if known is None else known.dtype
+        return Record(module=key, layer=self._layer, shape=shape, dtype=dtype, parts=parts, experts=experts)
 
 
 def _gpt_oss(facts: Facts) -> Iterator[Problem]:
@@ -95,14 +93,16 @@ class GptOss(Codec):
     title = "the layout of gpt-oss"
     presets = MappingProxyType({"mxfp4": Preset(weight="float4_e2m1fn:g32:scale=rceil:dialect=gpt-oss")})
     defaults = MappingProxyType({"scale": "rceil", "dialect": "gpt-oss"})
-    engines = rules({
-        TRANSFORMERS: _gpt_oss, MLX_LM: _gpt_oss, VLLM: _not_run, TENSORRT: _not_run,
-        LLAMA_CPP: always(Loads.PARTLY, "its converter reads this layout"),
-    })  # fmt: skip
+    engines = rules(
+        {TRANSFORMERS: _gpt_oss, MLX_LM: _gpt_oss, VLLM: _not_run, TENSORRT: _not_run}
+        | {LLAMA_CPP: always(Loads.PARTLY, "its converter reads this layout")}
+    )
     methods = (QUANT_METHOD,)
+    reader = GptOssReader
+    fused_experts = True
+    separator = ""
 
     def layout(self, layer: LayerScheme) -> str:
-        """See :class:`Codec`."""
         weight = layer.weight
         plain = (
             weight.element == get_format("float4_e2m1fn")
@@ -119,55 +119,17 @@ class GptOss(Codec):
             )
         return QUANT_METHOD
 
-    def fuses(self, layer: LayerScheme) -> bool:
-        """See :class:`Codec`."""
-        return True
-
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`."""
         if len(shape) != 3:
             return f"has {len(shape)} axes, and the layout stores fused experts"
         return "is empty" if 0 in shape else partial_group(layer.weight, shape[1:])
 
-    def tensors(
-        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        rows, columns = shape
-        grid, across = (rows, columns // _GROUP), (1, _GROUP)
-        return (
-            TensorSpec(suffix=BLOCKS, dtype="U8", shape=(*grid, _GROUP // 2), across=across),
-            TensorSpec(suffix=SCALES, dtype="U8", shape=grid, across=across),
-        )
-
-    def tensor_name(self, module: str, suffix: str) -> str:
-        """See :class:`Codec`."""
-        return module + suffix
-
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        scales = q.scales[0].view(torch.uint8)
-        return {BLOCKS: q.data.view(*scales.shape, -1), SCALES: scales}
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`."""
-        scales = tensors[SCALES].view(torch.float8_e8m0fnu)
-        params = QuantizationParams(scheme=layer.weight, shape=shape, scales=(scales,), dtype=dtype)
-        return QuantizedTensor(
-            data=tensors[BLOCKS].reshape(shape[0], -1), params=params, shape=shape, dtype=dtype
-        )
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        return CodeField(BLOCKS, "U8", blocked=True), LevelField(SCALES, dtype="U8")
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`."""
         part = next((part for part in (BLOCKS, SCALES) if name.endswith((GATE_UP + part, DOWN + part))), None)
         return None if part is None else (name.removesuffix(part), part, True)
-
-    def read(self, listing: Listing) -> GptOssReader:
-        """See :class:`Codec`."""
-        return GptOssReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError where some experts of a layer are kept."""
@@ -178,9 +140,8 @@ class GptOss(Codec):
                 f"some experts of {printable(split)} are kept, but loaders of {self.title} take all of a "
                 "layer as quantized, or none; quantize them, too, or ignore them all"
             )
-        return Documents(section={
-            "quant_method": QUANT_METHOD, "modules_to_not_convert": contents.left_out,
-        })  # fmt: skip
+        section = {"quant_method": QUANT_METHOD, "modules_to_not_convert": contents.left_out}
+        return Documents(section=section)
 
 
 CODEC = GptOss()

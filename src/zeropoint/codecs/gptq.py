@@ -28,8 +28,6 @@ module opens no file.
 
 from __future__ import annotations
 
-import functools
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,38 +39,36 @@ import torch
 from ..architectures import merged
 from ..errors import CheckpointError, UnsupportedError
 from ..formats.torch_dtypes import format_of, storage_dtype
-from ..layout import packing
-from ..layout.word_lines import WORD, WordLines
-from ..params import QuantizationParams
+from ..layout.word_lines import WORD
 from ..params.tensors import zero_point_dtype
 from ..patterns import REGEX
 from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
-from . import engines, words
+from . import engines, word_layers
 from .act_order import group_index
 from .block_extents import blocks, by_column
 from .compressed_tensors.targets import targets
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, Facts, Loads, Problem, decoded_first, rules
 from .gptq_config import BITS, OTHER, QUANT_METHOD, SKIP, V1, V2, GptqSettings
-from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, needed
-from .safetensors_dtypes import FILE_DTYPES
-from .words import (
-    CODES,
-    GROUPS,
-    SCALE_DTYPES,
-    SCALES,
-    ZEROS,
-    fields_of,
-    group_of,
-    rows_of_words,
-    whole_words,
-    with_scales,
-    word_record,
-    words_of,
-    words_of_one,
-    words_of_rows,
+from .held_schemes import FLOAT_SCALES
+from .protocol import Codec, Contents, Documents, LayerScheme
+from .records import Entry, Known, Listing, Reader, Record, float_scales, needed, record_of
+from .safetensors_dtypes import FILE_DTYPES, torch_name
+from .tensor_fields import (
+    COLUMNS,
+    ROWS,
+    ZERO_POINT,
+    CodeField,
+    ConstantField,
+    Field,
+    LevelField,
+    Tensors,
+    TensorSpec,
+    WeightPart,
+    decoded,
 )
+from .word_layers import CODES, GROUPS, SCALES, ZEROS, facts_of
+from .words import fields_of, group_of, whole_words, words_of, words_of_one
 
 _HEAD = "lm_head"
 _MARLIN_GROUPS = (0, 32, 64, 128)
@@ -97,7 +93,8 @@ class GptqReader(Reader):
             what = f"{_HEAD} is false" if no_head else "dynamic leaves it out"
             raise CheckpointError(f"it is quantized, but {what} in the configuration; correct it")
         codes = needed(tensors, CODES)
-        weight = with_scales(found, needed(tensors, SCALES))
+        scale = f"scale={torch_name(float_scales(tensors, SCALES))}"
+        weight = Scheme.parse(str(found).replace("scale=float16", scale))
         if len(codes.shape) != 2 or codes.shape[0] * WORD % weight.bits:
             has = list(codes.shape)
             raise CheckpointError(f"qweight has shape {has}, as no weight of {weight.bits} bits has")
@@ -109,10 +106,9 @@ class GptqReader(Reader):
             ordered=GROUPS in tensors and self._out_of_order(tensors[GROUPS], weight, shape[1]),
         )
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
-        return word_record(layer, key, tensors, known, shape=shape, config=self._listing.config)
+        return record_of(layer, key, tensors, facts_of(known, shape, self._listing.config), (GROUPS,))
 
     def promised(self) -> tuple[str, ...]:
-        """See :class:`Reader`."""
         return (_HEAD,) if self._listing.quantization.get("lm_head") is True else ()
 
     def _out_of_order(self, entry: Entry, weight: Scheme, columns: int) -> bool:
@@ -148,21 +144,53 @@ def _groups(weight: Scheme, columns: int) -> torch.Tensor:
     return (torch.arange(columns) // group_of(weight, columns)).int()
 
 
-@functools.lru_cache(maxsize=8)
-def _order(bits: int) -> WordLines:
-    """Return the packing of codes, with a sign flip for whole words."""
-    flip = sum(1 << (at + bits - 1) for at in range(0, WORD, bits))
-    return WordLines(flip=0 if WORD % bits else flip)
+@dataclass(frozen=True)
+class PackedZeros(Field):
+    """Zero points of groups: a line is a stream of fields.
+
+    Args:
+        suffix: the last part of its name.
+        first: whether they are stored one less, as in the first version of the layout.
+    """
+
+    suffix: str
+    first: bool
+    level = ZERO_POINT
+    along = COLUMNS
+
+    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        (rows, groups), bits = weight.granularity.grid(shape), weight.bits
+        size, across = (groups, rows * bits // WORD), whole_words(bits)
+        per = group_of(weight, shape[1])
+        return TensorSpec(suffix=self.suffix, dtype="I32", shape=size, axis=COLUMNS, per=per, across=across)
+
+    def fills(self, weight: Scheme) -> tuple[int, int]:
+        return ROWS, whole_words(weight.bits)[1]
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor:
+        bits, half = q.scheme.bits, 1 << (q.scheme.bits - 1)
+        if q.zero_point is None:
+            return words_of_one(half - 1, *q.scales[0].t().shape, bits)
+        zeros = (q.zero_point.t().long() + half).contiguous()
+        return words_of(zeros, bits)
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        bits = weight.bits
+        if self.first and WORD % bits == 0:
+            # One for each field at once, so that what 0 borrowed from the next field goes back to it.
+            lines = lines + sum(1 << at for at in range(0, WORD, bits))
+        fields = fields_of(lines, bits).to(torch.int32)
+        if self.first and WORD % bits:
+            fields = (fields + 1) & ((1 << bits) - 1)
+        return (fields - (1 << (bits - 1))).to(zero_point_dtype(weight)).t().contiguous()
 
 
-@functools.lru_cache(maxsize=64)
-def _shift(count: int, bits: int) -> torch.Tensor:
-    """Return the packed row to XOR: shifts codes by half their range."""
-    return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
+def _index(weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return _groups(weight, shape[1])
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
-    yield from words.transformers(facts)
+    yield from word_layers.transformers(facts)
     rules = facts.section.get("dynamic", {})
     several = any(rule.startswith(OTHER) or _IN_BLOCKS.search(rule) for rule in rules)
     if several or facts.section.get("lm_head"):
@@ -177,7 +205,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
 
 
 def _sglang(facts: Facts) -> Iterator[Problem]:
-    yield from words.vllm(facts)
+    yield from word_layers.vllm(facts)
     for layer in facts.layers:
         fast = layer.weight.bits in (4, 8) and blocks(layer.weight)[COLUMNS] in _MARLIN_GROUPS
         if not fast or not _is_symmetric(layer.weight):
@@ -200,22 +228,24 @@ class Gptq(Codec):
 
     name = "gptq"
     title = "the layout of GPTQ"
-    presets = MappingProxyType({
-        "w4a16": Preset(weight="int4:g128:scale=float16"),
-        "w4a16_asym": Preset(weight="int4:g128:scale=float16:asym"),
-        "w8a16": Preset(weight="int8:g128:scale=float16"),
-    })  # fmt: skip
+    presets = MappingProxyType(
+        {
+            "w4a16": Preset(weight="int4:g128:scale=float16"),
+            "w4a16_asym": Preset(weight="int4:g128:scale=float16:asym"),
+            "w8a16": Preset(weight="int8:g128:scale=float16"),
+        }
+    )
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False, GROUPS: False})
-    engines = rules({
-        TRANSFORMERS: _transformers, **engines.with_humming(_vllm), TENSORRT: words.tensorrt,
-        engines.SGLANG: _sglang, LLAMA_CPP: decoded_first,
-    })  # fmt: skip
+    engines = rules(
+        {TRANSFORMERS: _transformers, **engines.with_humming(_vllm), TENSORRT: word_layers.tensorrt}
+        | {engines.SGLANG: _sglang, LLAMA_CPP: decoded_first}
+    )
     methods = (QUANT_METHOD,)
+    reader = GptqReader
     negative_scales = True
 
     def layout(self, layer: LayerScheme) -> str:
-        """See :class:`Codec`."""
         weight, element = layer.weight, layer.weight.element
         if not element.is_whole or not element.signed:
             raise UnsupportedError(f"scheme {weight} has elements that GPTQ does not store; use {_names()}")
@@ -226,7 +256,7 @@ class Gptq(Codec):
             raise UnsupportedError(f"scheme {weight} has parameters that GPTQ does not store; use {_names()}")
         level = weight.scales[0]
         stored = storage_dtype(level.format_for(format_of(torch.float16)))
-        if level.rule.power_of_two or FILE_DTYPES.get(stored) not in SCALE_DTYPES or level.format is None:
+        if level.rule.power_of_two or FILE_DTYPES.get(stored) not in FLOAT_SCALES or level.format is None:
             raise UnsupportedError(f"scheme {weight} has scales that GPTQ does not store; use scale=float16")
         if blocks(weight)[ROWS] != 1:
             raise UnsupportedError(f"scheme {weight} has blocks that GPTQ does not store; use g<N>, channel")
@@ -237,119 +267,41 @@ class Gptq(Codec):
     def _version(self, weight: Scheme) -> str:
         return self.version or _written_version(weight)
 
-    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`."""
-        problem = super().refusal(layer, shape)
-        if problem is not None:
-            return problem
-        fields = whole_words(layer.weight.bits)[1]
-        for extent, what in zip(shape, ("first", "last"), strict=True):
-            if extent % fields:
-                return f"{what} axis {extent} does not fill whole words, of {fields} codes"
-        return None
-
-    def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
-        """See :class:`Codec`."""
-        fields = whole_words(layer.weight.bits)[1]
-        if axis == ROWS:
-            return [(fields, "the zero points that fill whole words")]
-        return [*super().multiples(layer, axis), (fields, "the codes that fill whole words")]
-
-    def axis(self, layer: LayerScheme) -> int:
-        """See :class:`Codec`: parts are some of the inputs."""
-        return COLUMNS
-
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """See :class:`Codec`."""
-        if self.whole:
-            return shape[1]
-        group = 1 if self.ordered else group_of(layer.weight, shape[1])
-        return math.lcm(group, whole_words(layer.weight.bits)[1])
+        return shape[1] if self.whole else super().alignment(layer, shape)
+
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        """See :class:`Codec`: parts are some of the inputs."""
+        return (
+            CodeField(CODES, "I32", along=COLUMNS, shifted=True),
+            PackedZeros(ZEROS, first=self._version(layer.weight) == V1),
+            LevelField(SCALES, along=COLUMNS),
+            ConstantField(GROUPS, _index),
+        )
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        rows, columns = shape
-        bits, group = layer.weight.bits, group_of(layer.weight, columns)
-        lines, fields = whole_words(bits)
-        groups = -(-columns // group)
-        axis, of_groups = (None, COLUMNS) if self.ordered else (COLUMNS, None)
-        scale = FILE_DTYPES[storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))]
-        return (
-            TensorSpec(
-                suffix=CODES, dtype="I32", shape=(columns * bits // WORD, rows), axis=COLUMNS, lines=lines,
-                per=fields,
-            ),
-            TensorSpec(
-                suffix=ZEROS, dtype="I32", shape=(groups, rows * bits // WORD), axis=axis, per=group,
-                across=(lines, fields),
-            ),
-            TensorSpec(suffix=SCALES, dtype=scale, shape=(groups, rows), axis=axis, per=group),
-            TensorSpec(suffix=GROUPS, dtype="I32", shape=(columns,), axis=of_groups),
-        )  # fmt: skip
+        """See :class:`Codec`; after act-order, any part may have inputs of any group."""
+        codes, *of_groups, index = super().tensors(layer, shape, dtype)
+        if not self.ordered:
+            return codes, *of_groups, index
+        return codes, *(replace(spec, axis=None) for spec in of_groups), replace(index, axis=COLUMNS)
 
     def group_index(self, layer: LayerScheme) -> str | None:
-        """See :class:`~zeropoint.codecs.act_order.ActOrder`."""
         return GROUPS if self.ordered else None
 
     def out_of_order(self, layer: LayerScheme) -> LayerScheme | None:
-        """See :class:`~zeropoint.codecs.act_order.ActOrder`."""
         return replace(layer, codec=replace(self, ordered=True, whole=True))
 
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        rows, columns = q.shape
-        bits, half = q.scheme.bits, 1 << (q.scheme.bits - 1)
-        data = q.data ^ _shift(columns, bits) if WORD % bits else q.data
-        codes = words_of_rows(data, q.scheme, (rows, columns), _order(bits))
-        scales = q.scales[0].t().contiguous()
-        if q.zero_point is None:
-            return {CODES: codes, ZEROS: words_of_one(half - 1, *scales.shape, bits), SCALES: scales}
-        zeros = (q.zero_point.t().long() + half).contiguous()
-        return {CODES: codes, ZEROS: words_of(zeros, bits), SCALES: scales}
-
-    def constants(
-        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
-    ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        return {GROUPS: _groups(layer.weight, shape[1])}
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
+    def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
         """See :class:`Codec`; after act-order, each input has a group of its own."""
-        weight, bits = layer.weight, layer.weight.bits
-        data = rows_of_words(tensors[CODES], weight, (shape[0], shape[1]), _order(bits))
-        if WORD % bits:
-            data = data ^ _shift(shape[1], bits)
-        scales = tensors[SCALES]
-        zeros = None
-        if not _is_symmetric(weight):
-            zeros = self._zeros(weight, tensors[ZEROS]).to(zero_point_dtype(weight))
-        if self.ordered:
-            groups = tensors[GROUPS].long()
-            scales, zeros = scales[groups], None if zeros is None else zeros[groups]
-            weight = by_column(weight)
-        params = QuantizationParams(
-            scheme=weight, shape=shape, scales=(scales.t().contiguous(),), dtype=dtype,
-            zero_point=None if zeros is None else zeros.t().contiguous(),
-        )  # fmt: skip
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+        if not self.ordered:
+            return super().decode(layer, tensors, part)
+        of_inputs = {suffix: tensors[suffix][tensors[GROUPS].long()] for suffix in (ZEROS, SCALES)}
+        return decoded(self.fields(layer), {**tensors, **of_inputs}, by_column(layer.weight), part)
 
-    def _zeros(self, weight: Scheme, words: torch.Tensor) -> torch.Tensor:
-        """Return zero points of signed codes, of either version."""
-        bits = weight.bits
-        if self._version(weight) == V1 and WORD % bits == 0:
-            # One for each field at once, so that what 0 borrowed from the next field goes back to it.
-            words = words + sum(1 << at for at in range(0, WORD, bits))
-        fields = fields_of(words, bits).to(torch.int32)
-        if self._version(weight) == V1 and WORD % bits:
-            fields = (fields + 1) & ((1 << bits) - 1)
-        return fields - (1 << (bits - 1))
-
-    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         """See :class:`Codec`: symmetric weights have one zero point.
 
         Engines subtract it all the same. Engines differ in what the first version of the layout says by a
@@ -365,10 +317,6 @@ class Gptq(Codec):
         if first and bool((fields == ones).any()):
             return f"a zero point is stored as {ones}, which engines read in different ways in {V1}"
         return None
-
-    def read(self, listing: Listing) -> GptqReader:
-        """See :class:`Codec`."""
-        return GptqReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`.
@@ -389,19 +337,22 @@ class Gptq(Codec):
         most = max(names, key=lambda layer: len(names[layer]))
         every = [name for modules in names.values() for name in modules]
         settings = {
-            **_numbers(most), "desc_act": ordered, "lm_head": any(name.endswith(_HEAD) for name in every),
-            "quant_method": QUANT_METHOD, "checkpoint_format": most.layout, "pack_dtype": "int32",
-            "dynamic": _dynamic(names, most, contents.left_out), "meta": {"quantizer": ["zeropoint"]},
-        }  # fmt: skip
+            **_numbers(most),
+            "desc_act": ordered,
+            "lm_head": any(name.endswith(_HEAD) for name in every),
+            "quant_method": QUANT_METHOD,
+            "checkpoint_format": most.layout,
+            "pack_dtype": "int32",
+            "dynamic": _dynamic(names, most, contents.left_out),
+            "meta": {"quantizer": ["zeropoint"]},
+        }
         return Documents(section=settings, files={"quantize_config.json": settings})
 
 
 def _numbers(layer: LayerScheme) -> dict[str, Any]:
     """Return the configuration entries that differ between layers."""
-    weight = layer.weight
-    return {
-        "bits": weight.bits, "group_size": blocks(weight)[COLUMNS] or -1, "sym": _is_symmetric(weight),
-    }  # fmt: skip
+    weight, group = layer.weight, blocks(layer.weight)[COLUMNS] or -1
+    return {"bits": weight.bits, "group_size": group, "sym": _is_symmetric(weight)}
 
 
 def _dynamic(

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..patterns import REGEX, name_patterns
 from ..schemes import Scheme
+from .records import group_size
 
 QUANT_METHOD = "gptq"
 V1, V2 = "gptq", "gptq_v2"
@@ -27,12 +28,8 @@ def weight_scheme(config: Mapping[str, Any]) -> Scheme:
     bits, group = config.get("bits"), config.get("group_size")
     if bits not in BITS or type(bits) is not int:
         raise UnsupportedError(f"GPTQ weights of {bits!r:.40} bits cannot be read; known are {BITS}")
-    if type(group) is not int or not (group == -1 or group > 0):
-        raise CheckpointError(
-            f"group_size of quantization_config is {group!r:.40}, but must be -1 or positive; the file is "
-            "damaged"
-        )
-    text = f"int{bits}:{'channel' if group == -1 else f'g{group}'}:scale=float16"
+    size = group_size(group)
+    text = f"int{bits}:{f'g{size}' if size else 'channel'}:scale=float16"
     return Scheme.parse(text if config.get("sym", True) else f"{text}:asym")
 
 

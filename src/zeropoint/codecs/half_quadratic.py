@@ -29,9 +29,10 @@ This module opens no file.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -39,29 +40,39 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, UnsupportedError
-from ..formats import IntFormat
-from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
-from ..params import QuantizationParams
-from ..schemes import Preset, Scheme, ZeroPoint
+from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, not_read, rules
-from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, names_in, needed, record_of
-from .safetensors_dtypes import FILE_DTYPES
-from .words import SCALE_DTYPES
+from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Loads, linear_alone, not_gguf, not_read, rules
+from .held_schemes import SchemePattern, require_held
+from .protocol import Codec, Contents, Documents, LayerScheme
+from .records import Entry, Known, Listing, Reader, Record, float_scales, names_in, needed, record_of
+from .safetensors_dtypes import FILE_DTYPES, torch_name
+from .tensor_fields import CODES as CODES_OF
+from .tensor_fields import (
+    COLUMNS,
+    ROWS,
+    ZERO_POINT,
+    ConstantField,
+    Field,
+    LevelField,
+    Tensors,
+    TensorSpec,
+    WeightPart,
+    own_dtype,
+)
 
 QUANT_METHOD = "hqq"
 CODES, SCALE, ZERO, SHAPE = "W_q", "scale", "zero", "shape"
 BITS, GROUP, AXIS = _NUMBERS = ("nbits", "group_size", "axis")
 PACKING, UNPACKED, COMPUTE = _TEXTS = ("packing", "unpack_view_dtype", "compute_dtype")
-_FLAGS: Mapping[str, int] = MappingProxyType({
-    "view_as_float": 0, "quant_scale": 0, "quant_zero": 0, "offload_meta": 0, "encoded_state_dict": 1,
-    "stores_quant_config": 1, "channel_wise": 1, "optimize": 1, "round_zero": 0,
-})  # fmt: skip
+_UNSET = ("view_as_float", "quant_scale", "quant_zero", "offload_meta")
+_SET = ("encoded_state_dict", "stores_quant_config", "channel_wise", "optimize")
+_FLAGS: Mapping[str, int] = dict.fromkeys(_UNSET, 0) | dict.fromkeys(_SET, 1) | {"round_zero": 0}
 _REFUSED = ("view_as_float", "quant_scale", "quant_zero")
 _PACKINGS = MappingProxyType({8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"})
+_PATTERN = SchemePattern("uint{bits}:{blocks}:scale={scale}:asym=real", tuple(_PACKINGS))
 _COMPUTE = (torch.float16, torch.bfloat16, torch.float32)
 _TEN, _THREE = 10, 3
 _MOST_TEXT = 64
@@ -134,11 +145,8 @@ class HqqReader(Reader):
             raise UnsupportedError(
                 f"shape [{rows}, {columns}] is not read: {lines} must be whole groups of {group}"
             )
-        scale = needed(tensors, SCALE, CODES)
-        if scale.dtype not in SCALE_DTYPES:
-            raise CheckpointError(f"scale is {scale.dtype}, but must be one of {', '.join(SCALE_DTYPES)}")
-        own = next(dtype for dtype, name in FILE_DTYPES.items() if name == scale.dtype)
-        weight = _scheme(bits, f"g{group}" if axis else f"block{group}x1", str(own).removeprefix("torch."))
+        own = torch_name(float_scales(tensors, SCALE, CODES))
+        weight = _scheme(bits, f"g{group}" if axis else f"block{group}x1", own)
         layer = LayerScheme(codec=self._codec if axis else _ALONG_OUTPUTS, name=str(weight), weight=weight)
         named = self._named(tensors, COMPUTE).removeprefix("torch.")
         dtype = next((d for d in _COMPUTE if str(d) == f"torch.{named}"), None)
@@ -146,7 +154,7 @@ class HqqReader(Reader):
             known_names = ", ".join(str(d) for d in _COMPUTE)
             raise CheckpointError(f"compute_dtype is {named!r:.40}, but must be one of {known_names}")
         optional = (*_FLAGS, UNPACKED)
-        return record_of(layer, key, tensors, shape=(rows, columns), dtype=dtype, optional=optional)
+        return record_of(layer, key, tensors, Known((rows, columns), dtype), optional)
 
     def _number(self, tensors: Mapping[str, Entry], part: str) -> int:
         return self._ints(tensors, part, "I32", "<i", ())[0]
@@ -170,23 +178,50 @@ class HqqReader(Reader):
         return self._listing.read(entry).decode("ascii", errors="replace")
 
 
-def _descriptions(bits: int, dtype: torch.dtype) -> Iterator[TensorSpec]:
+@dataclass(frozen=True)
+class HqqCodes(Field):
+    """Codes of all groups, of which some far apart share a word."""
+
+    suffix: str
+    level = CODES_OF
+
+    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        count, _, word = _fields(weight.bits)
+        lines = -(-weight.granularity.block_count(shape) // count)
+        size = (lines, blocks(weight)[COLUMNS])
+        return TensorSpec(suffix=self.suffix, dtype=FILE_DTYPES[word], shape=size, lines=lines, per=shape[0])
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor:
+        bits, group = q.scheme.bits, blocks(q.scheme)[COLUMNS]
+        return words(packing.unpack(q.data, bits, q.shape[1]).view(-1, group), bits)
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        each = weight.granularity.grid(part.shape)[1]
+        codes = codes_of(lines, weight.bits, len(lines) * _fields(weight.bits)[0])
+        own = codes[part.start * each : (part.start + part.shape[0]) * each]
+        return packing.pack(own.reshape(part.shape), weight.bits)
+
+
+def _number(value: int, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    return lambda *_: torch.tensor(value, dtype=dtype)
+
+
+def _descriptions(weight: Scheme) -> Iterator[Field]:
     """Yield the tensors by which a layer describes itself."""
-    texts = {PACKING: _PACKINGS[bits], UNPACKED: str(_fields(bits)[2]), COMPUTE: str(dtype)}
-    yield from (TensorSpec(suffix=part, dtype="I32", shape=(), axis=None) for part in _NUMBERS)
-    yield TensorSpec(suffix=SHAPE, dtype="I64", shape=(2,), axis=None)
-    for part, text in texts.items():
-        yield TensorSpec(suffix=part, dtype="U8", shape=(len(text),), axis=None)
-    yield from (TensorSpec(suffix=part, dtype="U8", shape=(), axis=None) for part in _FLAGS)
+    bits, word = weight.bits, _fields(weight.bits)[2]
+    for part, number in zip(_NUMBERS, (bits, blocks(weight)[COLUMNS], 1), strict=True):
+        yield ConstantField(part, _number(number, torch.int32))
+    yield ConstantField(SHAPE, lambda _, shape, __: torch.tensor(shape))
+    yield ConstantField(PACKING, lambda *_: _text(_PACKINGS[bits]))
+    yield ConstantField(UNPACKED, lambda *_: _text(str(word)))
+    yield ConstantField(COMPUTE, lambda _, __, dtype: _text(str(dtype)))
+    for part, flag in _FLAGS.items():
+        yield ConstantField(part, _number(flag, torch.uint8))
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts or facts.nonlinear or facts.transposed:
-        yield Loads.NO, "it reads linear layers alone in this layout"
-    yield (
-        Loads.PARTLY,
-        "hqq's own layers load it; transformers 5.23 initializes them at random, without an error",
-    )
+_transformers = linear_alone(
+    Loads.PARTLY, "hqq's own layers load it; transformers 5.23 initializes them at random, without an error"
+)
 
 
 @dataclass(frozen=True)
@@ -202,118 +237,45 @@ class Hqq(Codec):
     parts = MappingProxyType(
         {CODES: True, **dict.fromkeys((SCALE, ZERO, SHAPE, *_NUMBERS, *_TEXTS, *_FLAGS), False)}
     )
-    engines = rules({
-        TRANSFORMERS: _transformers,
-        VLLM: not_read,
-        LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
-    })  # fmt: skip
+    engines = rules({TRANSFORMERS: _transformers, VLLM: not_read, LLAMA_CPP: not_gguf})
     methods = (QUANT_METHOD,)
+    reader = HqqReader
 
     def layout(self, layer: LayerScheme) -> str:
         """See :class:`Codec`: the packing."""
-        weight, group = layer.weight, blocks(layer.weight)[COLUMNS]
-        element = weight.element
-        good = isinstance(element, IntFormat) and not element.signed and weight.bits in _PACKINGS
-        good = good and weight.zero_point is ZeroPoint.REAL and len(weight.scales) == 1 and bool(group)
-        if good:
-            dtype = storage_dtype(weight.scales[0].format_for(format_of(torch.float32)))
-            name = str(dtype).removeprefix("torch.")
-            good = FILE_DTYPES.get(dtype) in SCALE_DTYPES and weight == _scheme(
-                weight.bits, f"g{group}", name
-            )
-        if not good:
-            raise UnsupportedError(
-                f"scheme {weight} is not what HQQ stores; use hqq_int4, or uint1, uint2, uint3, uint4 or "
-                "uint8 in groups with asym=real"
-            )
-        if layer.input is not None:
-            raise UnsupportedError(f"input {layer.input} has no place in HQQ; leave out the input")
+        weight = layer.weight
+        fits = _PATTERN.holds(weight) and blocks(weight)[COLUMNS] > 0
+        use = "hqq_int4, or uint1, uint2, uint3, uint4 or uint8 in groups with asym=real"
+        require_held(layer, "HQQ", use, fits=fits)
         return _PACKINGS[weight.bits]
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`."""
         problem = super().refusal(layer, shape)
         if problem is not None or layer.weight.bits == _THREE:
             return problem
         groups, count = layer.weight.granularity.block_count(shape), _fields(layer.weight.bits)[0]
         return f"{groups} groups do not fill whole bytes, of {count} codes" if groups % count else None
 
-    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """See :class:`Codec`: all rows."""
-        return shape[0]
-
-    def tensors(
-        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        weight, group = layer.weight, blocks(layer.weight)[COLUMNS]
-        groups, (count, _, word) = weight.granularity.block_count(shape), _fields(weight.bits)
-        lines = -(-groups // count)
-        own = FILE_DTYPES[storage_dtype(weight.scales[0].format_for(format_of(dtype)))]
-        line = shape[1] // group
-        return (
-            TensorSpec(
-                suffix=CODES, dtype=FILE_DTYPES[word], shape=(lines, group), lines=lines, per=shape[0]
-            ),
-            *(TensorSpec(suffix=part, dtype=own, shape=(groups, 1), lines=line) for part in (SCALE, ZERO)),
-            *_descriptions(weight.bits, dtype),
-        )
-
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        assert q.zero_point is not None
-        group, scale = blocks(layer.weight)[COLUMNS], q.scales[0].reshape(-1, 1)
-        codes = packing.unpack(q.data, layer.weight.bits, q.shape[1]).view(-1, group)
-        zero = q.zero_point.reshape(-1, 1).to(scale.dtype)
-        return {CODES: words(codes, layer.weight.bits), SCALE: scale, ZERO: zero}
-
-    def constants(
-        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
-    ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        bits, word = layer.weight.bits, _fields(layer.weight.bits)[2]
-        numbers = {BITS: bits, GROUP: blocks(layer.weight)[COLUMNS], AXIS: 1}
-        texts = {PACKING: _PACKINGS[bits], UNPACKED: str(word), COMPUTE: str(params.dtype)}
-        return {
-            **{part: torch.tensor(number, dtype=torch.int32) for part, number in numbers.items()},
-            SHAPE: torch.tensor(shape),
-            **{part: _text(text) for part, text in texts.items()},
-            **{part: torch.tensor(flag, dtype=torch.uint8) for part, flag in _FLAGS.items()},
-        }
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`; all codes come with any row."""
-        weight, bits = layer.weight, layer.weight.bits
-        group, grid = blocks(weight)[COLUMNS], weight.granularity.grid(shape)
-        count = _fields(bits)[0]
-        codes = codes_of(tensors[CODES], bits, len(tensors[CODES]) * count).view(-1, group)
-        part = codes[start * grid[1] : (start + shape[0]) * grid[1]].reshape(shape)
-        params = QuantizationParams(
-            scheme=weight, shape=shape, scales=(tensors[SCALE].view(grid),),
-            zero_point=tensors[ZERO].float().view(grid), dtype=dtype,
-        )  # fmt: skip
-        return QuantizedTensor(data=packing.pack(part, bits), params=params, shape=shape, dtype=dtype)
-
-    def read(self, listing: Listing) -> HqqReader:
-        """See :class:`Codec`."""
-        return HqqReader(listing, self)
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        own = FILE_DTYPES[own_dtype(layer.weight, 0, torch.float32)]
+        scale, zero = LevelField(SCALE, trailing=(1,)), LevelField(ZERO, ZERO_POINT, own, trailing=(1,))
+        return HqqCodes(CODES), scale, zero, *_descriptions(layer.weight)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
         params: dict[str, Any] = {
-            "nbits": layer.weight.bits, "channel_wise": True,
-            "group_size": blocks(layer.weight)[COLUMNS], "optimize": True, "round_zero": False, "axis": 1,
+            "nbits": layer.weight.bits,
+            "channel_wise": True,
+            "group_size": blocks(layer.weight)[COLUMNS],
+            "optimize": True,
+            "round_zero": False,
+            "axis": 1,
             "view_as_float": False,
-        }  # fmt: skip
+        }
         nested = {"weight_quant_params": params, "scale_quant_params": None, "zero_quant_params": None}
-        return Documents(section={
-            "quant_method": QUANT_METHOD, "quant_config": {**nested, "offload_meta": False},
-            "skip_modules": contents.left_out,
-        })  # fmt: skip
+        section = {"quant_method": QUANT_METHOD, "quant_config": {**nested, "offload_meta": False}}
+        return Documents(section=section | {"skip_modules": contents.left_out})
 
 
 @dataclass(frozen=True)
@@ -334,35 +296,26 @@ class HqqAlongOutputs(Hqq):
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
         weight, group = layer.weight, blocks(layer.weight)[ROWS]
         groups, (count, _, word) = math.prod(shape) // group, _fields(weight.bits)
-        own = FILE_DTYPES[storage_dtype(weight.scales[0].format_for(format_of(dtype)))]
-        codes = TensorSpec(
-            suffix=CODES, dtype=FILE_DTYPES[word], shape=(-(-group // count), groups), axis=None
-        )
-        scales = (TensorSpec(suffix=part, dtype=own, shape=(1, groups), axis=None) for part in (SCALE, ZERO))
-        return codes, *scales, *_descriptions(weight.bits, dtype)
+        whole = functools.partial(TensorSpec, axis=None)
+        codes = whole(suffix=CODES, dtype=FILE_DTYPES[word], shape=(-(-group // count), groups))
+        own = FILE_DTYPES[own_dtype(weight, 0, dtype)]
+        scales = (whole(suffix=part, dtype=own, shape=(1, groups)) for part in (SCALE, ZERO))
+        return codes, *scales, *(field.spec(weight, shape, dtype) for field in _descriptions(weight))
 
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
+    def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
         """See :class:`Codec`; each number gets its own scale, for scattered blocks."""
         weight, bits, group = layer.weight, layer.weight.bits, blocks(layer.weight)[ROWS]
-        codes = codes_of(tensors[CODES], bits, group)
-        place = slice(start, start + shape[0])
+        columns, rows = part.shape[1], slice(part.start, part.start + part.shape[0])
 
         def each(x: torch.Tensor) -> torch.Tensor:
-            return x.expand(group, -1).reshape(-1, shape[1])[place]
+            return x.expand(group, -1).reshape(-1, columns)[rows]
 
-        name = str(storage_dtype(weight.scales[0].format_for(format_of(dtype)))).removeprefix("torch.")
-        params = QuantizationParams(
-            scheme=_scheme(bits, "g1", name), shape=shape, scales=(each(tensors[SCALE]),),
-            zero_point=each(tensors[ZERO].float()), dtype=dtype,
-        )  # fmt: skip
-        data = packing.pack(codes.reshape(-1, shape[1])[place], bits)
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+        name = str(own_dtype(weight, 0, part.dtype)).removeprefix("torch.")
+        data = packing.pack(codes_of(tensors[CODES], bits, group).reshape(-1, columns)[rows], bits)
+        zero = each(tensors[ZERO].float())
+        return part.quantized(_scheme(bits, "g1", name), data, each(tensors[SCALE]), zero)
 
 
 _ALONG_OUTPUTS = HqqAlongOutputs()

@@ -25,8 +25,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, UnsupportedError
-from ..params import QuantizationParams
+from ..errors import UnsupportedError
 from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .engines import (
@@ -39,11 +38,14 @@ from .engines import (
     Problem,
     always,
     fused_alike,
+    in_turn,
     loader_not_run,
+    not_gguf,
     rules,
 )
-from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
+from .protocol import Codec, Contents, Documents, LayerScheme
+from .records import Entry, MatrixReader
+from .tensor_fields import CodeField, ConstantField, Field, LevelField, Tensors, WeightPart
 
 QUANT_METHOD, FLAG = "bitsandbytes", "load_in_8bit"
 WEIGHT, SCALE, FORMAT = "weight", "SCB", "weight_format"
@@ -68,30 +70,34 @@ def magnitude_of(scale: torch.Tensor) -> torch.Tensor:
     return bits.gather(0, lowest.argmax(0, keepdim=True))[0].view(torch.float32)
 
 
-class LlmInt8Reader(Reader):
+@dataclass(frozen=True)
+class Magnitudes(LevelField):
+    """Largest magnitudes of rows, 0 for rows of zeros."""
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor:
+        return magnitude_of(super().lines(q)).where(q.codes.any(1), 0.0)
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        return super().numbers(scale_of(lines), weight, part)
+
+
+_ROWS = ConstantField(FORMAT, lambda *_: torch.zeros((), dtype=torch.uint8))
+
+
+class LlmInt8Reader(MatrixReader):
     """The layers of one checkpoint of LLM.int8."""
 
-    def __init__(self, listing: Listing, codec: Codec) -> None:
-        weight = Scheme.parse(_SCHEME)
-        self._layer = LayerScheme(codec=codec, name=str(weight), weight=weight)
-        self._dtype = model_dtype(listing.config, torch.float16)
-        self._four = bool(listing.quantization.get("load_in_4bit"))
-        self.ignore = names_in(listing.quantization, "llm_int8_skip_modules")
+    kept_key = "llm_int8_skip_modules"
+    dtype = torch.float16
+    optional = (FORMAT,)
 
-    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
-        """See :class:`Reader`; ``key`` is the module."""
-        codes = needed(tensors, WEIGHT, self._layer.layout)
-        if len(codes.shape) != 2:
-            raise CheckpointError(f"weight has shape {list(codes.shape)}, but must be a matrix")
-        return record_of(
-            self._layer, key, tensors, shape=(codes.shape[0], codes.shape[1]),
-            dtype=self._dtype if known is None else known.dtype, optional=(FORMAT,),
-        )  # fmt: skip
+    def layer(self, key: str, tensors: Mapping[str, Entry]) -> LayerScheme:
+        weight = Scheme.parse(_SCHEME)
+        return LayerScheme(codec=self.codec, name=str(weight), weight=weight)
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
-        """See :class:`Reader`."""
         four = "load_in_4bit of the configuration is true, too, but its codes have 8 bits"
-        return four if self._four else None
+        return four if self.listing.quantization.get("load_in_4bit") else None
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
@@ -101,12 +107,7 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read in this layout"
 
 
-def _vllm(facts: Facts) -> Iterator[Problem]:
-    yield from fused_alike(facts)
-    yield (
-        Loads.UNCHECKED,
-        "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried",
-    )
+_PLUGIN = "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried"
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,15 @@ class LlmInt8(Codec):
     presets = MappingProxyType({"llm_int8": Preset(weight=_SCHEME)})
     defaults = MappingProxyType({"scale": "float32"})
     parts = MappingProxyType({SCALE: True, FORMAT: True, WEIGHT: False})
-    engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm, DIFFUSERS: loader_not_run,
-        LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
-    })  # fmt: skip
+    engines = rules(
+        {TRANSFORMERS: _transformers, VLLM: in_turn(fused_alike, always(Loads.UNCHECKED, _PLUGIN))}
+        | {DIFFUSERS: loader_not_run, LLAMA_CPP: not_gguf}
+    )
     methods = (QUANT_METHOD,)
+    code_dtypes = ("I8",)
+    reader = LlmInt8Reader
 
     def layout(self, layer: LayerScheme) -> str:
-        """See :class:`Codec`."""
         if layer.weight != Scheme.parse(_SCHEME) or layer.input is not None:
             raise UnsupportedError(
                 f"({layer.assignment}) is not what LLM.int8 stores; use llm_int8, of which engines "
@@ -133,64 +135,28 @@ class LlmInt8(Codec):
             )
         return "int8"
 
-    def tensors(
-        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        return (
-            TensorSpec(suffix=WEIGHT, dtype="I8", shape=shape),
-            TensorSpec(suffix=SCALE, dtype="F32", shape=(shape[0],)),
-            TensorSpec(suffix=FORMAT, dtype="U8", shape=(), axis=None),
-        )
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        return CodeField(WEIGHT, "I8"), Magnitudes(SCALE, trailing=()), _ROWS
 
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        codes = q.data.view(torch.int8)
-        return {WEIGHT: codes, SCALE: magnitude_of(q.scales[0].reshape(-1)).where(codes.any(1), 0.0)}
-
-    def constants(
-        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
-    ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        return {FORMAT: torch.zeros((), dtype=torch.uint8)}
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
+    def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
         """See :class:`Codec`; rows of zeros may have any scale."""
-        magnitude, codes = tensors[SCALE], tensors[WEIGHT]
-        empty = (magnitude == 0) & ~codes.any(1)
-        scale = torch.where(empty, 1.0, scale_of(magnitude)).reshape(-1, 1)
-        params = QuantizationParams(scheme=layer.weight, shape=shape, scales=(scale,), dtype=dtype)
-        return QuantizedTensor(data=codes.view(torch.uint8), params=params, shape=shape, dtype=dtype)
+        empty = (tensors[SCALE] == 0) & ~tensors[WEIGHT].any(1)
+        magnitude = torch.where(empty, float(_STEPS), tensors[SCALE])
+        return super().decode(layer, {**tensors, SCALE: magnitude}, part)
 
-    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """See :class:`Codec`."""
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         found = int(tensors.get(FORMAT, torch.zeros(1)).sum())
         return f"{FORMAT} is {found}, which older releases wrote for tiles; known is 0" if found else None
 
-    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`; codes without scales are a weight, too."""
-        found = super().part_of(name, dtype)
-        return (found[0], WEIGHT, True) if found and found[1] == WEIGHT and dtype == "I8" else found
-
     def claims(self, quantization: Mapping[str, Any]) -> bool:
-        """See :class:`Codec`."""
         return super().claims(quantization) and bool(quantization.get(FLAG, quantization.get(f"_{FLAG}")))
-
-    def read(self, listing: Listing) -> LlmInt8Reader:
-        """See :class:`Codec`."""
-        return LlmInt8Reader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for ambiguous names of kept modules."""
         contents.require_distinct(self.title)
-        return Documents(section={
-            "quant_method": QUANT_METHOD, FLAG: True, "load_in_4bit": False,
-            "llm_int8_has_fp16_weight": False, "llm_int8_enable_fp32_cpu_offload": False,
-            "llm_int8_skip_modules": contents.left_out,
-        })  # fmt: skip
+        unset = ("load_in_4bit", "llm_int8_has_fp16_weight", "llm_int8_enable_fp32_cpu_offload")
+        section = {"quant_method": QUANT_METHOD, FLAG: True, **dict.fromkeys(unset, False)}
+        return Documents(section=section | {"llm_int8_skip_modules": contents.left_out})
 
 
 CODEC = LlmInt8()

@@ -37,13 +37,10 @@ import torch
 from ..architectures import expert_layout, model_type
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import IntFormat
-from ..formats.torch_dtypes import format_of, storage_dtype
-from ..layout import packing
+from ..formats.torch_dtypes import storage_dtype
 from ..layout.word_lines import WORD
-from ..params import QuantizationParams
 from ..schemes import Granularity, Preset, Scheme
 from ..schemes.structure import stored_numbers
-from ..tensor import QuantizedTensor
 from .block_extents import blocks
 from .engines import (
     LLAMA_CPP,
@@ -54,15 +51,16 @@ from .engines import (
     Facts,
     Loads,
     Problem,
-    always,
+    not_gguf,
     not_read,
     rules,
 )
+from .held_schemes import FLOAT_SCALES, require_held
 from .mlx_experts import MlxFormat, expert_count, stacked
-from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
-from .safetensors_dtypes import FILE_DTYPES
-from .words import SCALE_DTYPES, fields_of, words_of
+from .protocol import Codec, Contents, Documents, LayerScheme
+from .records import Entry, Known, Listing, Reader, Record, float_scales, model_dtype, needed, record_of
+from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from .tensor_fields import COLUMNS, CodeField, Field, LevelField
 
 WEIGHT, SCALES, BIASES, GLOBAL = "weight", "scales", "biases", "global_scale"
 KEYS = ("quantization", "quantization_config")
@@ -71,11 +69,13 @@ _STACKED = "switch_mlp.{gate,up,down}_proj"
 _RAN = ("llama", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 """Families that mlx-lm ran from files written here; ``sanitize`` of others may change weights on loading."""
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
-FLOATS = MappingProxyType({
-    "mxfp4": Scheme.parse("float4_e2m1fn:g32:scale=floor"),
-    "mxfp8": Scheme.parse("float8_e4m3fn:g32:scale=floor"),
-    "nvfp4": Scheme.parse("float4_e2m1fn:g16:scale=float8_ue4m3fn"),
-})  # fmt: skip
+FLOATS = MappingProxyType(
+    {
+        "mxfp4": Scheme.parse("float4_e2m1fn:g32:scale=floor"),
+        "mxfp8": Scheme.parse("float8_e4m3fn:g32:scale=floor"),
+        "nvfp4": Scheme.parse("float4_e2m1fn:g16:scale=float8_ue4m3fn"),
+    }
+)
 """Modes of float codes."""
 
 
@@ -106,7 +106,7 @@ def mode_of(weight: Scheme) -> str | None:
     dtype = None if formats[0] is None else FILE_DTYPES.get(storage_dtype(formats[0]))
     like = stored_numbers(affine(element.bits, group))
     same = (numbers[0], numbers[3:]) == (like[0], like[3:]) and formats[0] == formats[1]
-    return AFFINE if same and blocks(weight)[0] == 1 and dtype in (None, *SCALE_DTYPES) else None
+    return AFFINE if same and blocks(weight)[0] == 1 and dtype in (None, *FLOAT_SCALES) else None
 
 
 def _under_tensor_scale(weight: Scheme) -> bool:
@@ -147,16 +147,13 @@ class MlxReader(Reader):
             raise UnsupportedError(
                 f"{WEIGHT} has shape {list(codes.shape)}; only matrices are read, and experts as {_STACKED}"
             )
-        scales = needed(tensors, SCALES, "MLX")
+        needed(tensors, SCALES, "MLX")
         dtype = self._dtype if known is None else known.dtype
         if weight.offsets:
-            own = {name: dtype for dtype, name in FILE_DTYPES.items() if name in SCALE_DTYPES}
-            if scales.dtype not in own:
-                raise CheckpointError(f"{SCALES} is {scales.dtype}, but must be one of {', '.join(own)}")
-            dtype = own[scales.dtype]
+            dtype = TORCH_DTYPES[float_scales(tensors, SCALES)]
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         shape = (codes.shape[0], codes.shape[1] * WORD // weight.bits)
-        return record_of(layer, key, tensors, shape=shape, dtype=dtype)
+        return record_of(layer, key, tensors, Known(shape, dtype))
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         """See :class:`Reader`: experts that config.json does not count."""
@@ -179,7 +176,7 @@ _own: Mapping[str, EngineRule] = {
     MLX_LM: _engine,
     TRANSFORMERS: not_read,
     VLLM: not_read,
-    LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
+    LLAMA_CPP: not_gguf,
 }
 
 
@@ -194,6 +191,8 @@ class Mlx(Codec):
     parts = MappingProxyType({SCALES: True, BIASES: True, WEIGHT: False, GLOBAL: False})
     engines = rules(_own)
     methods = ()
+    reader = MlxReader
+    code_dtypes = ("U32",)
     model_format = MlxFormat()
     usual = (MLX_LM,)
     candidates = tuple(f"mlx_int{bits}" for bits in BITS)
@@ -206,59 +205,19 @@ class Mlx(Codec):
                 f"scheme {layer.weight} has a scale of the tensor, which linear layers of MLX lack; use "
                 f"{FLOATS['nvfp4']}, which holds most of its values"
             )
-        if found is None:
-            raise UnsupportedError(
-                f"scheme {layer.weight} is not what MLX stores; use {', '.join(self.presets)}, mxfp4, or "
-                "integers from 0 on with scales and offsets of one dtype in groups of 32, 64 or 128"
-            )
-        if layer.input is not None:
-            raise UnsupportedError(f"input {layer.input} has no place in MLX; leave out the input")
-        return found
+        others = "integers from 0 on with scales and offsets of one dtype in groups of 32, 64 or 128"
+        require_held(layer, "MLX", f"{', '.join(self.presets)}, mxfp4, or {others}", fits=found is not None)
+        return str(found)
 
-    def tensors(
-        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        grid = layer.weight.granularity.grid(shape)
-        words = TensorSpec(suffix=WEIGHT, dtype="U32", shape=(shape[0], shape[1] * layer.weight.bits // WORD))
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        codes = CodeField(WEIGHT, "U32")
         if layer.layout != AFFINE:
-            return words, TensorSpec(suffix=SCALES, dtype="U8", shape=grid)
-        own = FILE_DTYPES[storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))]
-        return words, *(TensorSpec(suffix=suffix, dtype=own, shape=grid) for suffix in (SCALES, BIASES))
-
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        words = words_of(packing.unpack(q.data, layer.weight.bits, q.shape[1]), layer.weight.bits)
-        found = {WEIGHT: words.view(torch.uint32), SCALES: q.params.stored[0]}
-        if layer.layout != AFFINE:
-            return found | {SCALES: q.params.stored[0].view(torch.uint8)}
-        return found | {BIASES: q.params.stored[1]}
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`."""
-        weight = layer.weight
-        data = packing.pack(fields_of(tensors[WEIGHT].view(torch.int32), weight.bits), weight.bits)
-        fmt = weight.scales[0].format_for(format_of(dtype))
-        stored = [tensors[SCALES].view(storage_dtype(fmt))]
-        stored += [tensors[BIASES]] if layer.layout == AFFINE else []
-        params = QuantizationParams.of(weight, shape, dtype, stored)
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
-
-    def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`; words without scales are a weight, too."""
-        found = super().part_of(name, dtype)
-        return (found[0], WEIGHT, True) if found and found[1] == WEIGHT and dtype == "U32" else found
+            return codes, LevelField(SCALES, dtype="U8")
+        return codes, LevelField(SCALES), LevelField(BIASES, level=1)
 
     def claims(self, quantization: Mapping[str, Any]) -> bool:
         """See :class:`Codec`: it names no method."""
         return "quant_method" not in quantization and {"group_size", "bits"} <= quantization.keys()
-
-    def read(self, listing: Listing) -> MlxReader:
-        """See :class:`Codec`."""
-        return MlxReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`: the prevalent scheme for all, others by name."""

@@ -97,7 +97,6 @@ class MlxFormat(ModelFormat):
         return {key: value for key, value in found.items() if key not in config}
 
     def parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, StoredForm]]:
-        """See :class:`ModelFormat`."""
         found = _OF_FILE.fullmatch(name)
         if found is None or len(shape) != _AXES[found["part"]] or 0 in shape or shape[0] > MOST_EXPERTS:
             return ()

@@ -46,19 +46,18 @@ import torch
 
 from ..errors import CheckpointError, UnsupportedError
 from ..formats import Overflow
-from ..params import QuantizationParams
 from ..patterns import name_patterns
 from ..recipes import Activation
 from ..schemes import Rounding, Scheme, TensorScale, get_dialect
 from ..schemes.scale_rules import LINEAR, LINEAR_UP, RCEIL
-from ..tensor import QuantizedTensor
 from . import engines as known_engines
 from .block_extents import blocks
 from .data_scales import CacheScales, InputNames
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
 from .modelopt_config import ALGORITHMS, DIALECT, MIXED, PRESETS, settings
-from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
+from .protocol import Codec, Contents, Documents, LayerScheme
+from .records import Entry, Known, Listing, Reader, Record, matrix, model_dtype, record_of
+from .tensor_fields import CodeField, Field, LevelField, ScalarField, Tensors
 
 QUANT_METHOD = "modelopt"
 FILE = "hf_quant_config.json"
@@ -69,17 +68,26 @@ _SMOOTHED = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b")
 """Tensors of layers whose weights differ from the model's: AWQ moved a factor to the inputs, SVDQuant a
 part of low rank out of the weight."""
 _FUSED = ("_weight_scale", "_weight_scale_2")
-_CODES = ("U8", "F8_E4M3")
+_FLOAT8 = "F8_E4M3"
+_NVFP4 = (CodeField(WEIGHT, "U8"), LevelField(SCALE), ScalarField(SCALE_2, level=1))
+_FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
+    {
+        "NVFP4": _NVFP4,
+        "W4A16_NVFP4": _NVFP4,
+        "FP8": (CodeField(WEIGHT, _FLOAT8), ScalarField(SCALE)),
+        "FP8_PER_CHANNEL_PER_TOKEN": (CodeField(WEIGHT, _FLOAT8), LevelField(SCALE, trailing=())),
+        "MXFP8": (CodeField(WEIGHT, _FLOAT8), LevelField(SCALE, dtype="U8")),
+    }
+)
+"""``quant_algo`` to the tensors of a layer."""
 
 
 def _plain(weight: Scheme) -> Scheme:
     """Return the scheme without roundings, dialect and power-of-two rule, unstored."""
     first, *rest = weight.start.scales
     rule = RCEIL if first.rule.power_of_two else LINEAR if first.rule == LINEAR_UP else first.rule
-    return replace(
-        weight, scales=(replace(first, rule=rule), *rest), rounding=Rounding(), overflow=Overflow.SATURATE,
-        dialect=get_dialect(DIALECT),
-    )  # fmt: skip
+    scales, dialect = (replace(first, rule=rule), *rest), get_dialect(DIALECT)
+    return replace(weight, scales=scales, rounding=Rounding(), overflow=Overflow.SATURATE, dialect=dialect)
 
 
 def algorithm_of(weight: Scheme, given: Activation | None) -> str:
@@ -149,28 +157,22 @@ class ModelOptReader(Reader):
                 "it is quantized, but the configuration ignores it, so loaders would not find it"
             )
         algorithm = self._settings.of(key)
-        codes, layer = needed(tensors, WEIGHT, algorithm), _layer(self._codec, algorithm)
-        if len(codes.shape) != 2:
-            raise CheckpointError(f"weight has shape {list(codes.shape)}, but must be a matrix")
-        shape = (codes.shape[0], codes.shape[1] * (8 // layer.weight.bits))
+        (rows, width), layer = matrix(tensors, WEIGHT, algorithm), _layer(self._codec, algorithm)
+        shape = (rows, width * (8 // layer.weight.bits))
         dtype = known.dtype if known is not None else model_dtype(self._listing.config, torch.bfloat16)
-        return record_of(layer, key, tensors, shape=shape, dtype=dtype)
+        return record_of(layer, key, tensors, Known(shape, dtype))
 
     def kept(self) -> Callable[[str], bool]:
-        """See :class:`Reader`."""
         return lambda _: False
 
     def expects(self, module: str) -> bool:
-        """See :class:`Reader`."""
         mixed = self._settings.algorithm == MIXED
         return not self._ignores(module) and (not mixed or module in self._settings.layers)
 
     def named(self) -> Iterable[str]:
-        """See :class:`Reader`."""
         return self._settings.layers
 
     def input_of(self, module: str) -> Activation | None:
-        """See :class:`Reader`."""
         return _input_of(self._settings.of(module))
 
     def _ignores(self, module: str) -> bool:
@@ -199,9 +201,12 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
         yield Loads.PARTLY, f"{newer.layout if newer else MIXED} is read by newer releases"
 
 
-def _tensorrt(facts: Facts) -> Iterator[Problem]:
-    yield from known_engines.fused_alike(facts)
-    yield Loads.UNCHECKED, "its releases differ in which algorithms and models they read, and none ran here"
+_tensorrt = known_engines.in_turn(
+    known_engines.fused_alike,
+    always(
+        Loads.UNCHECKED, "its releases differ in which algorithms and models they read, and none ran here"
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -212,14 +217,16 @@ class ModelOpt(Codec):
     title = "the layouts of ModelOpt"
     presets = PRESETS
     defaults = MappingProxyType({"scale": "float32", "dialect": DIALECT})
-    parts = MappingProxyType({SCALE: True, SCALE_2: True, **dict.fromkeys(_SMOOTHED, False)})
+    parts = MappingProxyType({SCALE: True, SCALE_2: True, **dict.fromkeys((WEIGHT, *_SMOOTHED), False)})
+    code_dtypes = ("U8", _FLOAT8)
+    reader = ModelOptReader
     input_names = InputNames(INPUT_SCALE, "input_zero_point", INPUT_SCALE, shape=())
     cache = CacheScales("k_proj.k_scale", "v_proj.v_scale")
-    engines = rules({
-        TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"), TENSORRT: _tensorrt,
-        LLAMA_CPP: always(Loads.PARTLY, "newer releases of its converter read NVFP4"),
-        known_engines.DIFFUSERS: known_engines.loader_not_run, **known_engines.with_humming(_vllm),
-    })  # fmt: skip
+    engines = rules(
+        {TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"), TENSORRT: _tensorrt}
+        | {LLAMA_CPP: always(Loads.PARTLY, "newer releases of its converter read NVFP4")}
+        | {known_engines.DIFFUSERS: known_engines.loader_not_run, **known_engines.with_humming(_vllm)}
+    )
     methods = (QUANT_METHOD,)
     usual = (VLLM, TENSORRT)
 
@@ -231,73 +238,15 @@ class ModelOpt(Codec):
         """See :class:`Codec`; ModelOpt takes the largest of the layers, preprocess_linear_fusion."""
         return layer.layout in _MIXABLE
 
-    def tensors(
-        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        rows, columns = shape
-        if layer.layout in _FLOAT4:
-            return (
-                TensorSpec(suffix=WEIGHT, dtype="U8", shape=(rows, columns // 2)),
-                TensorSpec(suffix=SCALE, dtype="F8_E4M3", shape=layer.weight.granularity.grid(shape)),
-                TensorSpec(suffix=SCALE_2, dtype="F32", shape=(), axis=None),
-            )
-        codes = TensorSpec(suffix=WEIGHT, dtype="F8_E4M3", shape=shape)
-        if layer.layout == "FP8":
-            return codes, TensorSpec(suffix=SCALE, dtype="F32", shape=(), axis=None)
-        if layer.layout == "MXFP8":
-            grid = layer.weight.granularity.grid(shape)
-            return codes, TensorSpec(suffix=SCALE, dtype="U8", shape=grid)
-        return codes, TensorSpec(suffix=SCALE, dtype="F32", shape=(rows,))
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        return _FIELDS[layer.layout]
 
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        scale = q.scales[0]
-        if layer.layout in _FLOAT4:
-            return {WEIGHT: q.data, SCALE: scale}
-        lines = {WEIGHT: q.data.view(torch.float8_e4m3fn)}
-        if layer.layout == "MXFP8":
-            lines[SCALE] = scale.view(torch.uint8)
-        elif layer.layout != "FP8":
-            lines[SCALE] = scale.reshape(-1)
-        return lines
-
-    def constants(
-        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
-    ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        if layer.layout in _FLOAT4:
-            return {SCALE_2: params.scales[1].reshape(())}
-        return {SCALE: params.scales[0].reshape(())} if layer.layout == "FP8" else {}
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`."""
-        scale = tensors[SCALE]
-        if layer.layout == "MXFP8":
-            scale = scale.view(torch.float8_e8m0fnu)
-        levels = layer.weight.scales
-        stored = [scale] if len(levels) == 1 else [scale, tensors[SCALE_2]]
-        scales = [
-            values.reshape(level.granularity.grid(shape))
-            for level, values in zip(levels, stored, strict=True)
-        ]
-        params = QuantizationParams(scheme=layer.weight, shape=shape, scales=tuple(scales), dtype=dtype)
-        data = tensors[WEIGHT].view(torch.uint8)
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
-
-    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         """See :class:`Codec`; block scales have no sign for engines."""
         signed = layer.layout in _FLOAT4 and bool(torch.signbit(tensors[SCALE].float()).any())
         return "a scale is negative" if signed else None
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
-        """See :class:`Codec`."""
-        module, _, part = name.rpartition(".")
-        if module and part == WEIGHT:
-            return module, WEIGHT, dtype in _CODES
         found = super().part_of(name, dtype)
         fused = next((end for end in _FUSED if found is None and name.endswith(end)), None)
         return found if fused is None else (name.removesuffix(fused), fused, True)
@@ -307,10 +256,6 @@ class ModelOpt(Codec):
         producer = quantization.get("producer")
         named = isinstance(producer, dict) and producer.get("name") == QUANT_METHOD
         return super().claims(quantization) or (named and "quantization" in quantization)
-
-    def read(self, listing: Listing) -> ModelOptReader:
-        """See :class:`Codec`."""
-        return ModelOptReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for ambiguous names of kept modules."""
@@ -356,10 +301,9 @@ def _section(table: Mapping[str, Any], producer: Mapping[str, str]) -> dict[str,
         section = {"config_groups": groups, "quantized_layers": layers}
     elif table["quant_algo"] in _MIXABLE:
         section["config_groups"] = {"group_0": _group(table["quant_algo"], ["Linear"])}
-    return section | {
-        "ignore": table.get("exclude_modules", []), "quant_algo": table["quant_algo"], "producer": producer,
-        "quant_method": QUANT_METHOD,
-    }  # fmt: skip
+    ignore, algorithm = table.get("exclude_modules", []), table["quant_algo"]
+    said = {"ignore": ignore, "quant_algo": algorithm, "producer": producer, "quant_method": QUANT_METHOD}
+    return section | said
 
 
 def _group(algorithm: str, targets: list[str]) -> dict[str, Any]:

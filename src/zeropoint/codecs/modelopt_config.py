@@ -17,17 +17,24 @@ MIXED = "MIXED_PRECISION"
 _NVFP4 = f"float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor:dialect={DIALECT}"
 _FP8, _CHANNEL = (f"float8_e4m3fn:{cut}:scale=float32:dialect={DIALECT}" for cut in ("tensor", "channel"))
 _MXFP8 = "float8_e4m3fn:g32:scale=rceil"
-PRESETS = MappingProxyType({
-    "nvfp4": Preset(weight=_NVFP4, input=_NVFP4, static=True, without_data="nvfp4a16"),
-    "nvfp4a16": Preset(weight=_NVFP4),
-    "fp8": Preset(weight=_FP8, input="float8_e4m3fn:tensor", static=True, without_data="fp8_dynamic"),
-    "fp8_dynamic": Preset(weight=_CHANNEL, input="float8_e4m3fn:token"),
-    "mxfp8": Preset(weight=f"{_MXFP8}:dialect={DIALECT}", input=_MXFP8),
-})  # fmt: skip
-ALGORITHMS = MappingProxyType({
-    "NVFP4": PRESETS["nvfp4"], "W4A16_NVFP4": PRESETS["nvfp4a16"], "FP8": PRESETS["fp8"],
-    "FP8_PER_CHANNEL_PER_TOKEN": PRESETS["fp8_dynamic"], "MXFP8": PRESETS["mxfp8"],
-})  # fmt: skip
+PRESETS = MappingProxyType(
+    {
+        "nvfp4": Preset(weight=_NVFP4, input=_NVFP4, static=True, without_data="nvfp4a16"),
+        "nvfp4a16": Preset(weight=_NVFP4),
+        "fp8": Preset(weight=_FP8, input="float8_e4m3fn:tensor", static=True, without_data="fp8_dynamic"),
+        "fp8_dynamic": Preset(weight=_CHANNEL, input="float8_e4m3fn:token"),
+        "mxfp8": Preset(weight=f"{_MXFP8}:dialect={DIALECT}", input=_MXFP8),
+    }
+)
+ALGORITHMS = MappingProxyType(
+    {
+        "NVFP4": PRESETS["nvfp4"],
+        "W4A16_NVFP4": PRESETS["nvfp4a16"],
+        "FP8": PRESETS["fp8"],
+        "FP8_PER_CHANNEL_PER_TOKEN": PRESETS["fp8_dynamic"],
+        "MXFP8": PRESETS["mxfp8"],
+    }
+)
 """``quant_algo`` to what it says of a linear layer."""
 
 

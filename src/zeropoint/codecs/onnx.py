@@ -73,9 +73,10 @@ from .onnx_inputs import INPUTS, input_of, input_refusal, input_type, quantize_i
 from .onnx_matmulnbits import NO_ONNX, as_written, nbits_record
 from .onnx_rewriting import Rewriting, module_name, rewritten
 from .onnx_types import ELEMENTS, code_type
-from .protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, needed
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from .tensor_fields import COLUMNS, ROWS, Tensors, TensorSpec, WeightPart
 
 _FLOATS = ("F32", "F16", "BF16")
 _HALVES = _FLOATS[1:]
@@ -88,7 +89,7 @@ _DOUBLE = 2
 class OnnxReader(Reader):
     """The quantized weights of one model; what they are, its graph says."""
 
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, listing: Listing, codec: Codec) -> None:
         found, self._layers = initializers(parsed(listing.graph))
         self._found = {each.name: each for each in found}
 
@@ -192,22 +193,27 @@ class Onnx(Codec):
     )
     defaults = MappingProxyType({"scale": "input"})
     input_names = INPUTS
-    engines = rules({
-        ONNXRUNTIME: _runtime, TRANSFORMERS: NO_ONNX, VLLM: NO_ONNX, SGLANG: NO_ONNX, LLAMA_CPP: NO_ONNX,
-        TENSORRT: always(Loads.UNCHECKED, "TensorRT reads ONNX; these files were not tried"),
-    })  # fmt: skip
+    engines = rules(
+        {
+            ONNXRUNTIME: _runtime,
+            TRANSFORMERS: NO_ONNX,
+            VLLM: NO_ONNX,
+            SGLANG: NO_ONNX,
+            LLAMA_CPP: NO_ONNX,
+            TENSORRT: always(Loads.UNCHECKED, "TensorRT reads ONNX; these files were not tried"),
+        }
+    )
     usual = (ONNXRUNTIME,)
+    reader = OnnxReader
     methods = ("onnx",)
     parts = MappingProxyType(
         dict.fromkeys((CODES, SCALE, ZERO, OUTER, BLOCKS, BLOCK_SCALES, BLOCK_ZEROS), True)
     )
 
     def used(self, use: Use | None) -> Onnx:
-        """See :class:`Codec`."""
         return self if use is None else replace(self, use=use)
 
     def layout(self, layer: LayerScheme) -> str:
-        """See :class:`Codec`."""
         weight = layer.weight
         if code_type(weight.element) is None:
             raise UnsupportedError(
@@ -242,7 +248,6 @@ class Onnx(Codec):
         return weight.scales[1].granularity == Granularity.tensor()
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`."""
         problem = no_matrix(shape) or partial_group(layer.weight, shape)
         if problem is not None:
             return problem
@@ -276,7 +281,6 @@ class Onnx(Codec):
         return COLUMNS if self.use.transposed else ROWS
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """See :class:`Codec`."""
         if not self.use.transposed:
             return self._folded(layer)
         if layer.weight.granularity == Granularity.tensor():
@@ -286,7 +290,6 @@ class Onnx(Codec):
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
         weight, axis, per = layer.weight, self.axis(layer), self._per_byte(layer)
         kind = code_type(weight.element)
         assert kind is not None
@@ -311,7 +314,6 @@ class Onnx(Codec):
         return shape[::-1] if self.use.transposed else shape
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
         found = {CODES: self._packed(q.codes, layer)}
         if layer.weight.granularity != Granularity.tensor():
             found[SCALE] = self._lines(q.scales[0])
@@ -323,7 +325,6 @@ class Onnx(Codec):
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
     ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
         if layer.weight.granularity != Granularity.tensor():
             return {OUTER: params.scales[1].reshape(())} if len(params.scales) == _DOUBLE else {}
         zero = params.zero_point
@@ -341,27 +342,18 @@ class Onnx(Codec):
             return lines.to(dtype) if layer.weight.element.is_integer else lines.view(dtype)
         return packing.pack(lines, layer.weight.bits)
 
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`."""
+    def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
         weight = layer.weight
-        codes = self._unpacked(tensors[CODES], layer, shape)
-        grid = weight.granularity.grid(shape)
-        zero = None
+        codes, grid = self._unpacked(tensors[CODES], layer, part.shape), weight.granularity.grid(part.shape)
+        zero = []
         if ZERO in tensors:
             stored, fold = tensors[ZERO], self._folded(layer)
             stored = stored if stored.ndim else stored.reshape(1, 1)
-            zero = self._unpacked(stored, layer, (grid[0] // fold, grid[1] * fold))
-            zero = zero.to(zero_point_dtype(weight)).reshape(grid)
+            found = self._unpacked(stored, layer, (grid[0] // fold, grid[1] * fold))
+            zero = [found.to(zero_point_dtype(weight)).reshape(grid)]
         scale = tensors[SCALE] if tensors[SCALE].ndim == 0 else self._lines(tensors[SCALE])
-        params = QuantizationParams(
-            scheme=weight, shape=shape, zero_point=zero, dtype=dtype,
-            scales=(scale.reshape(grid), *(tensors[OUTER].reshape(1, 1) for _ in weight.scales[1:])),
-        )  # fmt: skip
-        data = packing.pack(codes, weight.bits)
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+        outer = (tensors[OUTER].reshape(1, 1) for _ in weight.scales[1:])
+        return part.quantized(weight, packing.pack(codes, weight.bits), scale.reshape(grid), *outer, *zero)
 
     def _unpacked(self, lines: torch.Tensor, layer: LayerScheme, shape: tuple[int, ...]) -> torch.Tensor:
         """Return codes, (rows, columns), of lines in their type or as bytes."""
@@ -372,10 +364,6 @@ class Onnx(Codec):
         count = self._laid_out(shape)[-1]
         patterns = packing.unpack(lines.view(torch.uint8), element.bits, count)
         return self._lines(packing.as_values(patterns, element))
-
-    def read(self, listing: Listing) -> OnnxReader:
-        """See :class:`Codec`."""
-        return OnnxReader(listing)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`: the model, with its tensors in another file."""

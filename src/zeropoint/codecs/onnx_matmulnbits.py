@@ -26,7 +26,6 @@ import torch
 from ..errors import CheckpointError, UnsupportedError, ZeropointError
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout import packing
-from ..params import QuantizationParams
 from ..params.tensors import zero_point_dtype
 from ..schemes import PRESETS, Scheme, ZeroPoint
 from ..schemes.structure import stored_numbers
@@ -48,9 +47,10 @@ from .containers.onnx_graph import (
 from .containers.protocol import Use
 from .engines import LLAMA_CPP, ONNXRUNTIME, SGLANG, TENSORRT, TRANSFORMERS, VLLM, Loads, always, rules
 from .onnx_rewriting import Rewriting, module_name, rewritten
-from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
+from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, record_of
 from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from .tensor_fields import COLUMNS, ZERO_POINT, CodeField, Field, LevelField, TensorSpec, WeightPart
 
 _BITS = (2, 4, 8)
 _LEAST_GROUP = 16
@@ -63,7 +63,7 @@ NO_ONNX = always(Loads.NO, "it reads no ONNX models")
 class NBitsReader(Reader):
     """The weights of MatMulNBits in one model."""
 
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, listing: Listing, codec: Codec) -> None:
         _, self._layers = initializers(parsed(listing.graph))
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
@@ -91,7 +91,7 @@ def nbits_record(layer: GraphLayer, key: str, tensors: Mapping[str, Entry]) -> R
     weight = as_written(layer, Scheme.parse(f"{text}:scale=input"))
     scheme = LayerScheme(codec=CODEC, name=str(weight), weight=weight)
     shaped = {part: _Shaped(e.name, e.dtype, _three(e.shape, part, rows)) for part, e in tensors.items()}
-    return record_of(scheme, key, shaped, shape=(rows, columns), dtype=TORCH_DTYPES[scales.dtype])
+    return record_of(scheme, key, shaped, Known((rows, columns), TORCH_DTYPES[scales.dtype]))
 
 
 def as_written(layer: GraphLayer, found: Scheme) -> Scheme:
@@ -127,6 +127,27 @@ def _three(shape: tuple[int, ...], part: str, rows: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class ByteZeros(Field):
+    """Zero points in bytes, row by row, without a sign."""
+
+    suffix: str
+    level = ZERO_POINT
+
+    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        rows, count = weight.granularity.grid(shape)
+        size = (rows, packing.packed_length(count, weight.bits))
+        return TensorSpec(suffix=self.suffix, dtype="U8", shape=size)
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor | None:
+        assert q.zero_point is not None
+        return packing.pack(q.zero_point + _least(q.scheme), q.scheme.bits)
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        fields = packing.unpack(lines, weight.bits, weight.granularity.grid(part.shape)[1])
+        return fields.to(zero_point_dtype(weight)) - _least(weight)
+
+
+@dataclass(frozen=True)
 class MatMulNBits(Codec):
     """See the module and :class:`Codec`. use: how the graph reads the weight."""
 
@@ -136,20 +157,17 @@ class MatMulNBits(Codec):
     container = "onnx"
     presets = MappingProxyType({name: PRESETS[name] for name in ("w4a16", "w4a16_asym", "w8a16")})
     defaults = MappingProxyType({"scale": "input"})
-    engines = rules({
-        ONNXRUNTIME: always(Loads.YES, ""), TRANSFORMERS: NO_ONNX, VLLM: NO_ONNX, SGLANG: NO_ONNX,
-        LLAMA_CPP: NO_ONNX, TENSORRT: NO_ONNX,
-    })  # fmt: skip
+    others = dict.fromkeys((TRANSFORMERS, VLLM, SGLANG, LLAMA_CPP, TENSORRT), NO_ONNX)
+    engines = rules({ONNXRUNTIME: always(Loads.YES, ""), **others})
     usual = (ONNXRUNTIME,)
+    reader = NBitsReader
     methods = ("onnx-matmulnbits",)
     parts = MappingProxyType({BLOCKS: True, BLOCK_SCALES: True, BLOCK_ZEROS: True})
 
     def used(self, use: Use | None) -> MatMulNBits:
-        """See :class:`Codec`."""
         return self if use is None else replace(self, use=use)
 
     def layout(self, layer: LayerScheme) -> str:
-        """See :class:`Codec`."""
         weight, element = layer.weight, layer.weight.element
         rows, group = blocks(weight)
         if not element.is_whole or weight.bits not in _BITS or rows != 1 or len(weight.scales) != 1:
@@ -169,53 +187,15 @@ class MatMulNBits(Codec):
         return NBITS
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`."""
         others = [name for name in self.use.operators if name not in _PRODUCTS]
         if others:
             return f"read by {' and '.join(others)}, and {NBITS} replaces products of matrices alone"
         return super().refusal(layer, shape)
 
-    def tensors(
-        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        rows, columns = shape
-        group, bits = blocks(layer.weight)[COLUMNS], layer.weight.bits
-        count = columns // group
-        codes = TensorSpec(suffix=BLOCKS, dtype="U8", shape=(rows, count, group * bits // 8))
-        scale = TensorSpec(suffix=BLOCK_SCALES, dtype=_scale_dtype(layer.weight, dtype), shape=(rows, count))
-        zero = TensorSpec(suffix=BLOCK_ZEROS, dtype="U8", shape=(rows, packing.packed_length(count, bits)))
-        return (codes, scale) if layer.weight.zero_point is ZeroPoint.NONE else (codes, scale, zero)
-
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        group, bits = blocks(layer.weight)[COLUMNS], layer.weight.bits
-        data = q.data ^ _shift(bits) if layer.weight.element.signed else q.data
-        found = {BLOCKS: data.view(q.shape[0], -1, group * bits // 8), BLOCK_SCALES: q.scales[0]}
-        if q.zero_point is None:
-            return found
-        return found | {BLOCK_ZEROS: packing.pack(q.zero_point + _least(layer.weight), bits)}
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`."""
-        weight, bits = layer.weight, layer.weight.bits
-        data = tensors[BLOCKS].reshape(shape[0], -1)
-        data = data ^ _shift(bits) if weight.element.signed else data
-        scales, zero = tensors[BLOCK_SCALES], None
-        if BLOCK_ZEROS in tensors:
-            fields = packing.unpack(tensors[BLOCK_ZEROS], bits, scales.shape[1])
-            zero = fields.to(zero_point_dtype(weight)) - _least(weight)
-        params = QuantizationParams(
-            scheme=weight, shape=shape, scales=(scales,), zero_point=zero, dtype=dtype
-        )
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
-
-    def read(self, listing: Listing) -> NBitsReader:
-        """See :class:`Codec`."""
-        return NBitsReader(listing)
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        signed = layer.weight.element.signed
+        found = (CodeField(BLOCKS, "U8", shifted=signed, blocked=True), LevelField(BLOCK_SCALES))
+        return found if layer.weight.zero_point is ZeroPoint.NONE else (*found, ByteZeros(BLOCK_ZEROS))
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`: the model, with its tensors in another file."""
@@ -232,11 +212,6 @@ def _least(weight: Scheme) -> int:
     return 1 << (weight.bits - 1) if weight.element.signed else 0
 
 
-def _shift(bits: int) -> int:
-    """Return the byte to XOR for code shifts by half the range."""
-    return sum(1 << (at + bits - 1) for at in range(0, 8, bits))
-
-
 def _replace(edit: Rewriting, each: Initializer, layer: LayerScheme, shape: tuple[int, int]) -> None:
     """Put MatMulNBits in the place of the products with a weight."""
     module, (rows, columns) = module_name(each), shape
@@ -244,9 +219,8 @@ def _replace(edit: Rewriting, each: Initializer, layer: LayerScheme, shape: tupl
     names = [f"{module}.{spec.suffix}" for spec in specs]
     for name, spec in zip(names, specs, strict=True):
         edit.add(each.graph, name, spec.dtype, spec.shape)
-    attributes = {
-        "K": columns, "N": rows, "bits": layer.weight.bits, "block_size": blocks(layer.weight)[COLUMNS],
-    }  # fmt: skip
+    group = blocks(layer.weight)[COLUMNS]
+    attributes = {"K": columns, "N": rows, "bits": layer.weight.bits, "block_size": group}
     pending = list(each.reads)
     while pending:
         read = pending.pop()

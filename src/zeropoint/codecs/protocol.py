@@ -9,8 +9,8 @@ A weight is cut along one axis, the codec's: a tensor has an axis too, the weigh
 of the weight gives whole lines of the tensor, so that each part writes one run of bytes in each tensor.
 
 A new codec says its ``name``, ``title``, ``presets``, ``engines`` and ``methods``, and defines ``layout``,
-``tensors``, ``encode``, ``decode``, ``read`` and ``documents``. The rest has defaults, which hold for
-matrices in safetensors files whose tensors ``module.suffix`` have a line for each row.
+``reader``, ``fields`` and ``documents``. The rest has defaults, which hold for matrices in safetensors files
+whose tensors are called ``module.suffix``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..errors import CheckpointError, UnsupportedError, printable
 from ..loaded_names import loaded_names
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment
-from ..schemes import Granularity, Preset, Scheme
+from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks, no_matrix, partial_group
 from .containers.protocol import Found, Use
@@ -37,54 +37,7 @@ from .data_scales import CacheScales, InputNames
 from .engines import TRANSFORMERS, VLLM, EngineRule
 from .known import CONFIG_KEYS
 from .model_format import ModelFormat
-from .records import Listing, Reader
-
-ROWS, COLUMNS = 0, 1
-"""The axes of a weight, (outputs, inputs)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """One tensor of a layout.
-
-    Args:
-        suffix: the last part of its name, such as ``weight_scale``.
-        dtype: in the container's spelling, such as ``F8_E4M3``.
-        shape: of the whole tensor; () is one number, which counts as a line.
-        axis: the weight's axis which the tensor's first axis follows, or None for a tensor that no part of a
-            weight gives alone.
-        lines, per: each ``per`` values of the weight along that axis give ``lines`` lines along the tensor's
-            first axis.
-        across: the same, (lines, per), of the weight's other axis and the tensor's second one; it is looked
-            at where a weight is read across the axis along which it is cut.
-        stacked: whether it holds all fused experts: its first two axes are experts and lines of each.
-    """
-
-    suffix: str
-    dtype: str
-    shape: tuple[int, ...]
-    axis: int | None = ROWS
-    lines: int = 1
-    per: int = 1
-    across: tuple[int, int] = (1, 1)
-    stacked: bool = False
-
-    @property
-    def height(self) -> int:
-        """Number of lines along its first axis, or first two."""
-        return math.prod(self.shape[: 2 if self.stacked else 1])
-
-    def span(self, start: int, count: int) -> tuple[int, int]:
-        """Return the tensor's first line under a part, and their number.
-
-        Args:
-            start: index of the part's first value along ``axis``.
-            count: how many values of that axis the part has.
-        """
-        if self.axis is None:
-            return 0, self.height
-        first = start // self.per * self.lines
-        return first, min(self.height, -(-(start + count) // self.per) * self.lines) - first
+from .tensor_fields import CODES, COLUMNS, ROWS, Field, Tensors, TensorSpec, WeightPart, decoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +162,14 @@ class Documents:
     notes: tuple[str, ...] = ()
 
 
+@functools.lru_cache(maxsize=4096)
+def _specs(
+    fields: tuple[Field, ...], weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[TensorSpec, ...]:
+    """Tensors of a weight, kept: checkpoints have few schemes and shapes."""
+    return tuple([each.spec(weight, shape, dtype) for each in fields])
+
+
 class Codec(Protocol):
     """Protocol of codecs; the module says what has no default.
 
@@ -221,6 +182,7 @@ class Codec(Protocol):
         container: name of the container, in ``containers.CONTAINERS``.
         defaults: options that a weight scheme takes where it does not say otherwise.
         parts: suffixes of its tensors, and whether one alone says that a weight is in this layout.
+        code_dtypes: dtypes of a ``weight`` that is in this layout, even without its other tensors.
         negative_scales: whether engines decode negative scales, as auto-round and bitsandbytes write them.
         input_names: of tensors for static inputs, or None where it holds none.
         cache: where scales of a cache of keys and values lie, or None where it holds none.
@@ -228,6 +190,11 @@ class Codec(Protocol):
         candidates: presets, of weights alone, between which a search chooses where nobody names others.
         use: how the graph of the source uses the weight, in files with graphs.
         model_format: what its files say of a model besides its weights.
+        reader: class of its readers, made of a listing that it claims and itself; raises where none is read.
+        fused_experts: whether a layer's experts stay in one tensor, and are no modules of their own.
+            :meth:`refusal` sees a first axis of experts; elsewhere their rows form one matrix.
+        separator: between a module's name and a suffix, in the name of a tensor.
+        keeps_codes: whether its documents can describe layers with codes kept from a source of its own.
     """
 
     name: str
@@ -238,6 +205,7 @@ class Codec(Protocol):
     container: str = "safetensors"
     defaults: Mapping[str, str] = MappingProxyType({})
     parts: Mapping[str, bool] = MappingProxyType({})
+    code_dtypes: tuple[str, ...] = ()
     negative_scales: bool = False
     input_names: InputNames | None = None
     cache: CacheScales | None = None
@@ -245,12 +213,15 @@ class Codec(Protocol):
     candidates: tuple[str, ...] = ()
     use: Use | None = None
     model_format: ModelFormat = ModelFormat()
+    reader: type[Any]
+    fused_experts: bool = False
+    separator: str = "."
+    keeps_codes: bool = False
 
     def __hash__(self) -> int:
         """Return one hash for all values of a stateless codec."""
         return hash(type(self))
 
-    # What it holds.
     def used(self, use: Use | None) -> Codec:
         """Return the codec for a weight's use in a graph, usually itself.
 
@@ -272,13 +243,20 @@ class Codec(Protocol):
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """Return why a weight's shape cannot be held, or None.
 
-        By default, matrices of whole groups can.
+        By default, matrices of whole groups and words can.
 
         Args:
             layer: how the weight is quantized.
             shape: any shape that a checkpoint may have.
         """
-        return no_matrix(shape) or partial_group(layer.weight, shape)
+        problem = no_matrix(shape) or partial_group(layer.weight, shape)
+        if problem is not None:
+            return problem
+        for axis, count in sorted(filter(None, [each.fills(layer.weight) for each in self.fields(layer)])):
+            if shape[axis] % count:
+                what = ("first", "last")[axis]
+                return f"{what} axis {shape[axis]} does not fill whole words, of {count} codes"
+        return None
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
         """Return the named divisors of a device's part along ``axis``.
@@ -287,8 +265,13 @@ class Codec(Protocol):
             layer: how the weight is quantized.
             axis: ROWS or COLUMNS.
         """
-        found = blocks(layer.weight)
-        return [(found[axis] or 1, "the group" if axis == COLUMNS and found[ROWS] == 1 else "the block")]
+        extents = blocks(layer.weight)
+        found = [(extents[axis] or 1, "the group" if axis == COLUMNS and extents[ROWS] == 1 else "the block")]
+        for each in self.fields(layer):
+            filled, what = each.fills(layer.weight), "codes" if each.level == CODES else "zero points"
+            if filled is not None and filled[0] == axis:
+                found.append((filled[1], f"the {what} that fill whole words"))
+        return found
 
     def shares_scale(self, layer: LayerScheme) -> bool:
         """Return whether fused layers must share one tensor scale.
@@ -297,26 +280,6 @@ class Codec(Protocol):
             layer: how each of them is quantized.
         """
         return False
-
-    def fuses(self, layer: LayerScheme) -> bool:
-        """Return whether a layer's experts stay in one tensor.
-
-        They are no modules of their own then. The shape of such a weight has a first axis of experts for
-        :meth:`refusal`; elsewhere the rows of all experts form one matrix, whose tensors get that
-        axis in the file.
-
-        Args:
-            layer: how each expert is quantized.
-        """
-        return False
-
-    def needs_extremes(self, layer: LayerScheme) -> bool:
-        """Return whether the extremes of the whole weight come first.
-
-        Args:
-            layer: how the weight is quantized.
-        """
-        return any(level.granularity == Granularity.tensor() for level in layer.weight.scales)
 
     def needs_mean(self, layer: LayerScheme) -> bool:
         """Return whether the mean scale of the whole weight comes first.
@@ -335,25 +298,38 @@ class Codec(Protocol):
         """
         return layer
 
-    # Its tensors.
-    def axis(self, layer: LayerScheme) -> int:
-        """Return the axis along which weights are cut: ROWS or COLUMNS.
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        """Return the fields of a weight, its codes first.
 
         Args:
             layer: how the weight is quantized.
         """
-        return ROWS
+        return ()
+
+    def axis(self, layer: LayerScheme) -> int:
+        """Return the axis along which weights are cut: ROWS or COLUMNS.
+
+        By default, COLUMNS where fields have lines of inputs.
+
+        Args:
+            layer: how the weight is quantized.
+        """
+        fields = self.fields(layer)
+        return fields[0].along if fields else ROWS
 
     def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
         """Return the multiple of independent parts along that axis.
 
-        The default is for ROWS: the rows of a block.
+        By default, they give whole lines of all tensors, and columns whole bytes of packed codes.
 
         Args:
             layer: how the weight is quantized.
             shape: (out_features, in_features).
         """
-        return blocks(layer.weight)[ROWS] or 1
+        axis = self.axis(layer)
+        own = blocks(layer.weight)[ROWS] or 1 if axis == ROWS else 8 // math.gcd(8, layer.weight.bits)
+        specs = self.tensors(layer, shape, torch.float32)
+        return math.lcm(own, *[spec.per for spec in specs if spec.axis == axis])
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
@@ -365,15 +341,7 @@ class Codec(Protocol):
             shape: (out_features, in_features).
             dtype: of the weight before it is quantized, which scales have under ``scale=input``.
         """
-
-    def tensor_name(self, module: str, suffix: str) -> str:
-        """Return the name of a tensor in the file.
-
-        Args:
-            module: dotted name of the layer.
-            suffix: of the :class:`TensorSpec`.
-        """
-        return f"{module}.{suffix}"
+        return _specs(self.fields(layer), layer.weight, shape, dtype)
 
     def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
         """Return, by suffix, a part's lines of each cut tensor.
@@ -382,6 +350,8 @@ class Codec(Protocol):
             layer: how the weight is quantized.
             q: the whole weight, or a part of it along the codec's axis.
         """
+        fields = self.fields(layer)
+        return {each.suffix: lines for each in fields if (lines := each.lines(q)) is not None}
 
     def constants(
         self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
@@ -393,36 +363,29 @@ class Codec(Protocol):
             params: of any part: what they have for the whole tensor, all parts have.
             shape: (out_features, in_features) of the whole weight.
         """
-        return {}
+        fields = self.fields(layer)
+        return {each.suffix: x for each in fields if (x := each.whole(params, shape)) is not None}
 
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
+    def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
         """Return a part of a weight; ``params.validate()`` checks its parameters.
 
         Args:
             layer: how the weight is quantized.
             tensors: the lines of each tensor that the part touches, by suffix; the lines of a block may come
                 with it whole.
-            start: where the part begins along the codec's axis.
-            shape: of the part.
-            dtype: of the weight before it was quantized, in which dequantized values are given.
+            part: where it lies in the weight.
         """
+        return decoded(self.fields(layer), tensors, layer.weight, part)
 
-    def drift(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...]
-    ) -> torch.Tensor | None:
+    def drift(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> torch.Tensor | None:
         """Return the possible drift of scales since choosing codes, or None.
 
-        None says that they are the same, as by default.
-
         Args:
-            layer, tensors, start, shape: as :meth:`decode` has them.
+            layer, tensors, part: as :meth:`decode` has them.
         """
         return None
 
-    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         """Return damage in stored values that decoding ignores, or None.
 
         Args:
@@ -431,7 +394,6 @@ class Codec(Protocol):
         """
         return None
 
-    # Its files.
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         """Return a tensor's weight key, part, and certainty, or None.
 
@@ -443,7 +405,9 @@ class Codec(Protocol):
             dtype: in the container's spelling.
         """
         module, dot, part = name.rpartition(".")
-        return (module, part, self.parts[part]) if dot and part in self.parts else None
+        if not dot or part not in self.parts:
+            return None
+        return module, part, self.parts[part] or (part == "weight" and dtype in self.code_dtypes)
 
     def claims(self, quantization: Mapping[str, Any]) -> bool:
         """Return whether a checkpoint with this ``quantization_config`` is its own.
@@ -452,13 +416,6 @@ class Codec(Protocol):
             quantization: ``quantization_config`` of config.json.
         """
         return quantization.get("quant_method") in self.methods
-
-    def read(self, listing: Listing) -> Reader:
-        """Return the reader of a checkpoint; raises for unknown configurations.
-
-        Args:
-            listing: a checkpoint that it claims.
-        """
 
     def documents(self, contents: Contents) -> Documents:
         """Return the files without tensors of a result.
@@ -490,11 +447,3 @@ class Codec(Protocol):
         raise UnsupportedError(
             f"models in memory are not written in {self.title}; quantize a checkpoint instead"
         )
-
-    def keeps(self, quantization: Mapping[str, Any]) -> bool:
-        """Return whether its documents can describe layers with kept codes.
-
-        Args:
-            quantization: ``quantization_config`` of the source's config.json.
-        """
-        return False

@@ -39,11 +39,11 @@ import torch
 from ..architectures import Config
 from ..errors import CheckpointError, UnsupportedError
 from ..formats import get_format
-from ..formats.torch_dtypes import format_of, storage_dtype
+from ..formats.torch_dtypes import storage_dtype
 from ..layout import packing
-from ..params import QuantizationParams
 from ..schemes import Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
+from . import tensor_fields
 from .block_extents import blocks, no_matrix
 from .engines import (
     DIFFUSERS,
@@ -56,22 +56,40 @@ from .engines import (
     Problem,
     always,
     loader_not_run,
+    not_gguf,
     rules,
 )
+from .held_schemes import FLOAT_SCALES
 from .known import ACTIVATION_SCALES
-from .protocol import COLUMNS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, needed, record_of
-from .safetensors_dtypes import FILE_DTYPES
-from .words import SCALE_DTYPES
+from .protocol import Codec, Contents, Documents, LayerScheme
+from .records import Entry, Known, Listing, Reader, Record, matrix, needed, record_of
+from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES, torch_name
+from .tensor_fields import (
+    COLUMNS,
+    ZERO_POINT,
+    CodeField,
+    ConstantField,
+    Field,
+    LevelField,
+    Tensors,
+    TensorSpec,
+    WeightPart,
+    own_dtype,
+)
 
 ENGINE, FILE = "optimum-quanto", "quanto_qmap.json"
 CODES, PACKED = "weight._data", "weight._data._data"
 SCALE, SHIFT, SIZE = "weight._scale", "weight._shift", "weight._size"
 INPUT, OUTPUT = ACTIVATION_SCALES[0], ACTIVATION_SCALES[3]
-_ELEMENTS = MappingProxyType({
-    "qint8": "int8", "qfloat8_e4m3fn": "float8_e4m3fn", "qfloat8_e5m2": "float8_e5m2", "qint4": "uint4",
-    "qint2": "uint2",
-})  # fmt: skip
+_ELEMENTS = MappingProxyType(
+    {
+        "qint8": "int8",
+        "qfloat8_e4m3fn": "float8_e4m3fn",
+        "qfloat8_e5m2": "float8_e5m2",
+        "qint4": "uint4",
+        "qint2": "uint2",
+    }
+)
 """Quanto's names of codes; codes of 2 and 4 bits are stored from 0 on."""
 _STORED = MappingProxyType({"qint8": "I8", "qfloat8_e4m3fn": "F8_E4M3", "qfloat8_e5m2": "F8_E5M2"})
 _BYTE, _LARGEST, _STEP = 8, 128, 32
@@ -132,13 +150,51 @@ def _dtype_of(weight: Scheme) -> str | None:
     """Return the scales' dtype, "" for the weight's, or None."""
     fmt = weight.scales[0].format
     name = "" if fmt is None else FILE_DTYPES.get(storage_dtype(fmt), "-")
-    return name if name in ("", *SCALE_DTYPES) else None
+    return name if name in ("", *FLOAT_SCALES) else None
 
 
 def _shifted(bits: int, group: int, scale: str, *, integer: bool) -> Scheme:
     place = f"g{group}" if group else "channel"
     rest = "asym" if integer else f"offset={scale}"
     return Scheme.parse(f"uint{bits}:{place}:scale={scale}:{rest}")
+
+
+@dataclass(frozen=True)
+class QuantoCodes(Field):
+    """Codes of all groups, of which some far apart share a byte."""
+
+    suffix: str
+    level = tensor_fields.CODES
+
+    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        groups = weight.granularity.block_count(shape)
+        lines = -(-groups * weight.bits // _BYTE)
+        size = (lines, shape[1] // (groups // shape[0]))
+        return TensorSpec(suffix=self.suffix, dtype="U8", shape=size, lines=lines, per=shape[0])
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor:
+        codes = packing.unpack(q.data, q.scheme.bits, q.shape[1])
+        return packed_lines(codes.view(q.scales[0].numel(), -1), q.scheme.bits)
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        each = weight.granularity.grid(part.shape)[1]
+        codes = codes_in(lines, weight.bits, len(lines) * _BYTE // weight.bits)
+        own = codes[part.start * each : (part.start + part.shape[0]) * each]
+        return packing.pack(own.reshape(part.shape), weight.bits)
+
+
+class Shifts(LevelField):
+    """Offsets, stored as what is subtracted."""
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor:
+        return -super().lines(q)
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        return -super().numbers(lines, weight, part)
+
+
+def _one(weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.ones((), dtype=own_dtype(weight, 0, dtype))
 
 
 class QuantoReader(Reader):
@@ -164,18 +220,14 @@ class QuantoReader(Reader):
                 "read, as no layout has scales of outputs; save the model with activations none"
             )
         kind, scale = str(said["weights"]), needed(tensors, SCALE, "Quanto")
-        own = next((dtype for dtype, name in FILE_DTYPES.items() if name == scale.dtype), None)
-        if own is None or scale.dtype not in SCALE_DTYPES or len(scale.shape) != 2:
+        if scale.dtype not in FLOAT_SCALES or len(scale.shape) != 2:
             raise CheckpointError(
                 f"{SCALE} is {scale.dtype} of shape {list(scale.shape)}, but must be a column of one of "
-                f"{', '.join(SCALE_DTYPES)}"
+                f"{', '.join(FLOAT_SCALES)}"
             )
-        name = str(own).removeprefix("torch.")
+        name, own = torch_name(scale.dtype), TORCH_DTYPES[scale.dtype]
         if kind in _STORED:
-            codes = needed(tensors, CODES, kind)
-            if len(codes.shape) != 2:
-                raise CheckpointError(f"{CODES} has shape {list(codes.shape)}, but must be a matrix")
-            shape = (codes.shape[0], codes.shape[1])
+            shape = matrix(tensors, CODES, kind)
             weight = Scheme.parse(f"{_ELEMENTS[kind]}:channel:scale={name}")
         else:
             lines, shift = needed(tensors, PACKED, kind), needed(tensors, SHIFT, kind)
@@ -186,7 +238,7 @@ class QuantoReader(Reader):
             weight = _shifted(bits, group_of(shape[1]), name, integer=integer)
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight)
         optional = (SIZE, INPUT, OUTPUT)
-        return record_of(layer, key, tensors, shape=shape, dtype=own, optional=optional)
+        return record_of(layer, key, tensors, Known(shape, own), optional)
 
     def _shape(
         self, module: str, tensors: Mapping[str, Entry], groups: tuple[int, int], known: Known | None
@@ -249,7 +301,7 @@ _own: Mapping[str, EngineRule] = {
     TRANSFORMERS: always(Loads.NO, "it quantizes by Quanto as it loads, and reads no such files"),
     VLLM: always(Loads.NO, "it does not read this layout"),
     DIFFUSERS: loader_not_run,
-    LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
+    LLAMA_CPP: not_gguf,
 }
 
 
@@ -259,17 +311,20 @@ class Quanto(Codec):
 
     name = "quanto"
     title = "the layout of Quanto"
-    presets = MappingProxyType({
-        "quanto_int8": Preset(weight="int8:channel:narrow:scale=input"),
-        "quanto_float8": Preset(weight="float8_e4m3fn:channel:scale=input"),
-        "quanto_int4": Preset(weight="uint4:g128:scale=input:offset=input"),
-        "quanto_int2": Preset(weight="uint2:g128:scale=input:offset=input"),
-    })  # fmt: skip
+    presets = MappingProxyType(
+        {
+            "quanto_int8": Preset(weight="int8:channel:narrow:scale=input"),
+            "quanto_float8": Preset(weight="float8_e4m3fn:channel:scale=input"),
+            "quanto_int4": Preset(weight="uint4:g128:scale=input:offset=input"),
+            "quanto_int2": Preset(weight="uint2:g128:scale=input:offset=input"),
+        }
+    )
     defaults = MappingProxyType({"scale": "input"})
-    parts = MappingProxyType({
-        CODES: True, PACKED: True, SCALE: True, SHIFT: True, SIZE: True, INPUT: False, OUTPUT: False,
-    })  # fmt: skip
+    parts = MappingProxyType(
+        dict.fromkeys((PACKED, CODES, SCALE, SHIFT, SIZE), True) | dict.fromkeys((INPUT, OUTPUT), False)
+    )
     engines = rules(_own)
+    reader = QuantoReader
     methods = ("quanto",)
     usual = (ENGINE,)
 
@@ -295,71 +350,21 @@ class Quanto(Codec):
             return None
         return f"Quanto has {f'groups of {wanted}' if wanted else 'one group a row'} for {shape[1]} inputs"
 
-    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """See :class:`Codec`: all rows, where groups of a byte lie far apart."""
-        return 1 if layer.layout in _STORED else shape[0]
-
-    def tensors(
-        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        weight, kind = layer.weight, layer.layout
-        own = FILE_DTYPES[storage_dtype(weight.scales[0].format_for(format_of(dtype)))]
-        ends = [TensorSpec(suffix=part, dtype=own, shape=(), axis=None) for part in (INPUT, OUTPUT)]
-        if kind in _STORED:
-            codes = TensorSpec(suffix=CODES, dtype=_STORED[kind], shape=shape)
-            return codes, TensorSpec(suffix=SCALE, dtype=own, shape=(shape[0], 1)), *ends
-        groups, bits = weight.granularity.block_count(shape), weight.bits
-        lines, each = -(-groups * bits // _BYTE), groups // shape[0]
-        shift = own if weight.offsets else "U8"
-        return (
-            TensorSpec(suffix=PACKED, dtype="U8", shape=(lines, shape[1] // each), lines=lines, per=shape[0]),
-            TensorSpec(suffix=SCALE, dtype=own, shape=(groups, 1), lines=each),
-            TensorSpec(suffix=SHIFT, dtype=shift, shape=(groups, 1), lines=each),
-            TensorSpec(suffix=SIZE, dtype="I64", shape=(2,), axis=None),
-            *ends,
-        )
-
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        scale, bits = q.scales[0].reshape(-1, 1), layer.weight.bits
-        if layer.layout in _STORED:
-            dtype = storage_dtype(layer.weight.element)
-            return {CODES: q.data.view(q.shape).view(dtype), SCALE: scale}
-        codes = packing.unpack(q.data, bits, q.shape[1]).view(len(scale), -1)
-        shift = -q.params.stored[1] if layer.weight.offsets else q.params.stored[-1].to(torch.uint8)
-        return {PACKED: packed_lines(codes, bits), SCALE: scale, SHIFT: shift.reshape(-1, 1)}
-
-    def constants(
-        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
-    ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        one = torch.ones((), dtype=params.scales[0].dtype)
-        size = {} if layer.layout in _STORED else {SIZE: torch.tensor(shape)}
-        return {**size, INPUT: one, OUTPUT: one.clone()}
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
         """See :class:`Codec`; codes of 2 and 4 bits come whole."""
-        weight, bits = layer.weight, layer.weight.bits
-        grid = weight.granularity.grid(shape)
-        scale = tensors[SCALE].reshape(grid)
+        scale, ends = (
+            LevelField(SCALE, trailing=(1,)),
+            (ConstantField(INPUT, _one), ConstantField(OUTPUT, _one)),
+        )
         if layer.layout in _STORED:
-            data, stored = tensors[CODES].view(torch.uint8), [scale]
-        else:
-            lines = tensors[PACKED]
-            codes = codes_in(lines, bits, len(lines) * _BYTE // bits)
-            part = codes[start * grid[1] : (start + shape[0]) * grid[1]].reshape(shape)
-            shift = tensors[SHIFT].reshape(grid)
-            data = packing.pack(part, bits)
-            stored = [scale, -shift if weight.offsets else shift.to(torch.int32)]
-        params = QuantizationParams.of(weight, shape, dtype, stored)
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+            return CodeField(CODES, _STORED[layer.layout]), scale, *ends
+        shift = LevelField(SHIFT, ZERO_POINT, "U8", trailing=(1,))
+        if layer.weight.offsets:
+            shift = Shifts(SHIFT, 1, trailing=(1,))
+        size = ConstantField(SIZE, lambda _, shape, __: torch.tensor(shape))
+        return QuantoCodes(PACKED), scale, shift, size, *ends
 
-    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """See :class:`Codec`."""
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         shift = tensors.get(SHIFT)
         most = (1 << layer.weight.bits) - 1
         if shift is None or shift.dtype != torch.uint8 or int(shift.max()) <= most:
@@ -368,10 +373,10 @@ class Quanto(Codec):
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         """See :class:`Codec`; parts contain dots, the longest come first."""
-        for part in (PACKED, CODES, SCALE, SHIFT, SIZE, INPUT, OUTPUT):
+        for part, sure in self.parts.items():
             module = name.removesuffix(f".{part}")
             if module != name and module:
-                return module, part, self.parts[part]
+                return module, part, sure
         return None
 
     def claims(self, quantization: Mapping[str, Any]) -> bool:
@@ -380,10 +385,6 @@ class Quanto(Codec):
             return True
         said = [each for each in quantization.values() if isinstance(each, dict)]
         return bool(said) and len(said) == len(quantization) and all("weights" in each for each in said)
-
-    def read(self, listing: Listing) -> QuantoReader:
-        """See :class:`Codec`."""
-        return QuantoReader(listing, self)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`: the map, in a file of its own."""

@@ -5,18 +5,22 @@ A codec opens no file: what it needs of one, it asks of a :class:`Listing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from ..architectures import Config
 from ..errors import CheckpointError
 from ..recipes import Activation
+from .held_schemes import FLOAT_SCALES
 
 if TYPE_CHECKING:
     from .protocol import LayerScheme
+
+
+T = TypeVar("T")
 
 
 class Known(NamedTuple):
@@ -195,6 +199,76 @@ def needed(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -
     return tensors[part]
 
 
+def matrix(tensors: Mapping[str, Entry], part: str, layout: str = "the layer") -> tuple[int, int]:
+    """Return a matrix's shape; raises CheckpointError for other tensors.
+
+    Args:
+        tensors: of the weight, by part.
+        part: which one.
+        layout: what needs it, for the message.
+    """
+    entry = needed(tensors, part, layout)
+    if len(entry.shape) != 2:
+        raise CheckpointError(f"{part} has shape {list(entry.shape)}, but must be a matrix")
+    return entry.shape[0], entry.shape[1]
+
+
+def float_scales(
+    tensors: Mapping[str, Entry], part: str, layout: str = "the layer", known: Sequence[str] = FLOAT_SCALES
+) -> str:
+    """Return the dtype of scales; raises CheckpointError for unknown ones.
+
+    Args:
+        tensors: of the weight, by part.
+        part: which one has the scales.
+        layout: what needs it, for the message.
+        known: the dtypes that are read.
+    """
+    dtype = needed(tensors, part, layout).dtype
+    if dtype not in known:
+        raise CheckpointError(f"{part} is {dtype}, but must be one of {', '.join(known)}")
+    return dtype
+
+
+def setting(config: Mapping[str, Any], key: str, default: T, fits: Callable[[Any], bool], wanted: str) -> T:
+    """Return a configured value; raises CheckpointError for a malformed one.
+
+    Args:
+        config: ``quantization_config`` of config.json.
+        key: of the value.
+        default: what it is where the section has none.
+        fits: whether a value can be right.
+        wanted: what it must be, for the message.
+
+    Example:
+        >>> setting({"group_size": 64}, "group_size", -1, lambda n: n in (-1, 64), "-1 or 64")
+        64
+    """
+    found: T | None = config.get(key)
+    value = default if found is None else found
+    if not fits(value):
+        raise CheckpointError(
+            f"{key} of quantization_config is {found!r:.40}, but must be {wanted}; the file is damaged"
+        )
+    return value
+
+
+def group_size(found: object) -> int:
+    """Return the inputs of a group; 0, for -1, means whole rows.
+
+    Args:
+        found: ``group_size`` of a configuration.
+
+    Raises:
+        CheckpointError: where it is neither -1 nor positive.
+    """
+    return max(0, setting({"group_size": found}, "group_size", 0, _is_group, "-1 or positive"))
+
+
+def _is_group(found: object) -> bool:
+    return type(found) is int and (found == -1 or found > 0)
+
+
 def names_in(quantization: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Return the names in a configured list, none if missing.
 
@@ -209,13 +283,11 @@ def names_in(quantization: Mapping[str, Any], key: str) -> tuple[str, ...]:
         >>> names_in({"ignore": ["lm_head"]}, "ignore"), names_in({}, "ignore")
         (('lm_head',), ())
     """
-    found = quantization.get(key)
-    names = [] if found is None else found
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(
-            f"{key} of quantization_config is {found!r:.40}, but must be a list of names; the file is damaged"
-        )
-    return tuple(names)
+    return tuple(setting(quantization, key, list[str](), _are_names, "a list of names"))
+
+
+def _are_names(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
 def model_dtype(config: Config, default: torch.dtype) -> torch.dtype:
@@ -234,23 +306,22 @@ def model_dtype(config: Config, default: torch.dtype) -> torch.dtype:
 
 
 def record_of(
-    layer: LayerScheme, module: str, tensors: Mapping[str, Entry], *, shape: tuple[int, int],
-    dtype: torch.dtype, optional: Collection[str] = (),
-) -> Record:  # fmt: skip
+    layer: LayerScheme, module: str, tensors: Mapping[str, Entry], of: Known, optional: Collection[str] = ()
+) -> Record:
     """Return the record of a weight with its codec's own tensors.
 
     Args:
         layer: how it is quantized.
         module: dotted name of its layer.
         tensors: of the weight, by suffix.
-        shape: (out_features, in_features).
-        dtype: of the weight before it was quantized.
+        of: shape and dtype of the weight.
         optional: suffixes of tensors that other writers leave out.
 
     Raises:
         CheckpointError: for a shape that the codec refuses, and for a tensor that is missing, is of another
             dtype or shape than the codec writes, or has no place in the layout. One number may be a list.
     """
+    shape, dtype = of
     problem = layer.codec.refusal(layer, shape)
     if problem is not None:
         raise CheckpointError(problem)
@@ -270,3 +341,42 @@ def record_of(
         raise CheckpointError(f"{', '.join(surplus)} has no place in {layer.layout}")
     parts = tuple(suffix for suffix in specs if suffix in tensors)
     return Record(module=module, layer=layer, shape=shape, dtype=dtype, parts=parts)
+
+
+class MatrixReader(Reader):
+    """Reader of weights whose tensor ``weight`` has an item per code.
+
+    Args:
+        listing: a checkpoint that the codec claims.
+        codec: whose readers these are.
+    """
+
+    kept_key: str
+    """Key of the configuration with the names of modules that are not quantized."""
+    dtype: torch.dtype
+    """Dtype of models that say none."""
+    optional: tuple[str, ...] = ()
+    """Suffixes of tensors that other writers leave out."""
+
+    def __init__(self, listing: Listing, codec: Any) -> None:
+        self.listing, self.codec = listing, codec
+        self.ignore = names_in(listing.quantization, self.kept_key)
+
+    def layer(self, key: str, tensors: Mapping[str, Entry]) -> LayerScheme:
+        """Return how a weight is quantized.
+
+        Args:
+            key: the module.
+            tensors: its tensors by suffix.
+
+        Raises:
+            NotImplementedError: here; each layout has its own schemes.
+        """
+        raise NotImplementedError
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        """See :class:`Reader`; ``key`` is the module."""
+        layer = self.layer(key, tensors)
+        shape = matrix(tensors, "weight", layer.layout)
+        dtype = model_dtype(self.listing.config, self.dtype) if known is None else known.dtype
+        return record_of(layer, key, tensors, Known(shape, dtype), self.optional)

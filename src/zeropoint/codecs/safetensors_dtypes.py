@@ -18,3 +18,12 @@ TORCH_DTYPES: MappingProxyType[str, torch.dtype] = MappingProxyType({
 
 FILE_DTYPES: MappingProxyType[torch.dtype, str] = MappingProxyType({v: k for k, v in TORCH_DTYPES.items()})
 """torch dtype to the name in a safetensors header."""
+
+
+def torch_name(dtype: str) -> str:
+    """Return torch's name of a file's dtype, as schemes have it.
+
+    >>> torch_name("BF16")
+    'bfloat16'
+    """
+    return str(TORCH_DTYPES[dtype]).removeprefix("torch.")

@@ -32,13 +32,9 @@ import torch
 
 from ..errors import CheckpointError, UnsupportedError
 from ..formats import IntFormat, get_format
-from ..formats.torch_dtypes import format_of, storage_dtype
-from ..layout import packing
-from ..params import QuantizationParams
-from ..params.tensors import zero_point_dtype
+from ..formats.torch_dtypes import storage_dtype
 from ..recipes import Activation
 from ..schemes import Preset, Scheme, ZeroPoint
-from ..tensor import QuantizedTensor
 from . import torchao_packed as packed
 from .block_extents import blocks
 from .containers.protocol import Metadata
@@ -53,22 +49,37 @@ from .engines import (
     Problem,
     always,
     fused_alike,
+    in_turn,
+    linear_alone,
     loader_not_run,
+    not_gguf,
     rules,
 )
 from .model_format import ModelFiles, ModelFormat
-from .protocol import Codec, Contents, Documents, LayerScheme, TensorSpec
-from .records import Entry, Known, Listing, Reader, Record, names_in, needed, record_of
-from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from .protocol import Codec, Contents, Documents, LayerScheme
+from .records import (
+    Entry,
+    Known,
+    Listing,
+    Reader,
+    Record,
+    float_scales,
+    matrix,
+    names_in,
+    needed,
+    record_of,
+)
+from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES, torch_name
+from .tensor_fields import ZERO_POINT, CodeField, Field, LevelField, Tensors
 from .torchao_json import FLOAT8, INT8, INTX, config_of, json_of
 from .torchao_packed import CODES, INT4, MX, NVFP4, SCALE, TENSOR_SCALE, ZEROS
 
 QUANT_METHOD = "torchao"
 _INT8, _FLOAT8 = "int8:channel:scale=input:dialect=torch", "float8_e4m3fn:channel:scale=input"
-_OTHERS = (
-    "_weight_scale_and_zero", "_weight_act_pre_scale", "_weight_act_quant_scale",
-    "_weight_act_per_tensor_scale",
-)  # fmt: skip
+_OTHERS = tuple(
+    f"_weight_{name}"
+    for name in ("scale_and_zero", "act_pre_scale", "act_quant_scale", "act_per_tensor_scale")
+)
 """Tensors that are not read, of its other classes and of inputs."""
 _NVFP4_WEIGHT = "float4_e2m1fn:g16:scale=float8_ue4m3fn:scale2=float32@tensor"
 _MXFP8, _MXFP4 = (f"{element}:g32:scale=rceil" for element in ("float8_e4m3fn", "float4_e2m1fn"))
@@ -138,14 +149,11 @@ class TorchaoReader(Reader):
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""
         kind, data = self._described(key)
-        codes, scale = needed(tensors, CODES, kind), needed(tensors, SCALE, kind)
-        if len(codes.shape) != 2:
-            raise CheckpointError(f"{CODES} has shape {list(codes.shape)}, but must be a matrix")
+        needed(tensors, CODES, kind), needed(tensors, SCALE, kind)
+        shape = matrix(tensors, CODES)
         if kind in packed.CLASSES:
             return self._packed(key, tensors, (kind, data))
-        if scale.dtype not in _SCALES:
-            raise CheckpointError(f"{SCALE} is {scale.dtype}, but must be one of {', '.join(_SCALES)}")
-        shape, own = (codes.shape[0], codes.shape[1]), str(TORCH_DTYPES[scale.dtype]).removeprefix("torch.")
+        own = torch_name(float_scales(tensors, SCALE, known=_SCALES))
         weight = Scheme.parse(f"{_text(kind, data, shape, symmetric=self._symmetric)}:scale={own}")
         if class_of(weight) != kind and (class_of(weight), kind) != (INT8, INTX):
             raise UnsupportedError(f"{kind} of {weight} is not read here; pass the original checkpoint")
@@ -155,7 +163,7 @@ class TorchaoReader(Reader):
                 f"dtype in its metadata is {named!r:.40}, but must be one of {', '.join(_DTYPES)}"
             )
         layer = LayerScheme(codec=self._codec, name=str(weight), weight=weight, input=_input(data))
-        return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
+        return record_of(layer, key, tensors, Known(shape, _DTYPES[named]))
 
     def _packed(
         self, key: str, tensors: Mapping[str, Entry], described: tuple[str, Mapping[str, Any]]
@@ -185,7 +193,7 @@ class TorchaoReader(Reader):
         swizzle = kind != INT4 and plain.get("is_swizzled_scales") is True
         codec = self._codec if swizzle or kind == INT4 else replace(self._codec, swizzle=False)
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight, input=took)
-        return record_of(layer, key, tensors, shape=shape, dtype=_DTYPES[named])
+        return record_of(layer, key, tensors, Known(shape, _DTYPES[named]))
 
     def contradiction(self, module: str, layer: LayerScheme) -> str | None:
         """See :class:`Reader`: the default, from which own entries may differ."""
@@ -223,12 +231,16 @@ class TorchaoReader(Reader):
         return str(kind), data
 
 
-_CLASSES = MappingProxyType({
-    "IntxWeightOnly": (INTX, INT8), "Int8DynamicActivationIntxWeight": (INTX, INT8),
-    "Int8WeightOnly": (INT8,), "Int8DynamicActivationInt8Weight": (INT8,),
-    "Float8WeightOnly": (FLOAT8,), "Float8DynamicActivationFloat8Weight": (FLOAT8,),
-    "MXDynamicActivation": (MX,), "NVFP4": (NVFP4,), "Int4WeightOnly": (INT4,),
-})  # fmt: skip
+_CLASSES = MappingProxyType(
+    {
+        **dict.fromkeys(("IntxWeightOnly", "Int8DynamicActivationIntxWeight"), (INTX, INT8)),
+        **dict.fromkeys(("Int8WeightOnly", "Int8DynamicActivationInt8Weight"), (INT8,)),
+        **dict.fromkeys(("Float8WeightOnly", "Float8DynamicActivationFloat8Weight"), (FLOAT8,)),
+        "MXDynamicActivation": (MX,),
+        "NVFP4": (NVFP4,),
+        "Int4WeightOnly": (INT4,),
+    }
+)
 """Prefixes of configuration names, and the tensor classes that they give."""
 _DTYPES = MappingProxyType(
     {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
@@ -275,29 +287,20 @@ def _input(data: Mapping[str, Any]) -> Activation | None:
     )
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts or facts.nonlinear or facts.transposed:
-        yield Loads.NO, "it reads linear layers alone in this layout"
-    yield Loads.PARTLY, "with torchao 0.18 installed"
-
-
-def _vllm(facts: Facts) -> Iterator[Problem]:
-    yield from fused_alike(facts)
-    yield Loads.UNCHECKED, "it has a loader for this layout, which did not run here"
+_INSTALLED = "with torchao 0.18 installed"
 
 
 def _diffusers(facts: Facts) -> Iterator[Problem]:
     """Yield the verdict of diffusers 0.42.1: int8 weights were tried."""
     if any(layer.weight.element_name != "int8" or layer.input is not None for layer in facts.layers):
         yield from loader_not_run(facts)
-    yield Loads.PARTLY, "with torchao 0.18 installed"
+    yield Loads.PARTLY, _INSTALLED
 
 
 class TorchaoFormat(ModelFormat):
     """Metadata of torchao: the JSON of each tensor, and all names."""
 
     def metadata(self, model: ModelFiles) -> Metadata:
-        """See :class:`ModelFormat`."""
         found = {tensor.name: json_of(tensor) for tensor in model.tensors}
         return {**super().metadata(model), "format": "pt", **found, _NAMES: json.dumps(list(found))}
 
@@ -315,20 +318,26 @@ class Torchao(Codec):
 
     name = "torchao"
     title = "the safetensors layout of torchao"
-    presets = MappingProxyType({
-        "int8wo": Preset(weight=_INT8), "int8dq": Preset(weight=_INT8, input="int8:token"),
-        "float8wo": Preset(weight=_FLOAT8), "int4wo": Preset(weight=str(packed.int4(128))),
-        "mxfp8": Preset(weight=_MXFP8, input=_MXFP8), "mxfp4": Preset(weight=_MXFP4, input=_MXFP4),
-        "nvfp4a16": Preset(weight=_NVFP4_WEIGHT),
-    })  # fmt: skip
+    presets = MappingProxyType(
+        {
+            "int8wo": Preset(weight=_INT8),
+            "int8dq": Preset(weight=_INT8, input="int8:token"),
+            "float8wo": Preset(weight=_FLOAT8),
+            "int4wo": Preset(weight=str(packed.int4(128))),
+            "mxfp8": Preset(weight=_MXFP8, input=_MXFP8),
+            "mxfp4": Preset(weight=_MXFP4, input=_MXFP4),
+            "nvfp4a16": Preset(weight=_NVFP4_WEIGHT),
+        }
+    )
     defaults = MappingProxyType({"scale": "input", "dialect": "torch"})
     parts = MappingProxyType(dict.fromkeys((CODES, SCALE, ZEROS, TENSOR_SCALE, *_OTHERS), True))
-    engines = rules({
-        TRANSFORMERS: _transformers, VLLM: _vllm, DIFFUSERS: _diffusers,
-        TENSORRT: always(Loads.NO, "it does not know this layout"),
-        LLAMA_CPP: always(Loads.NO, "it reads GGUF, and its converter does not know this layout"),
-    })  # fmt: skip
+    engines = rules(
+        {TRANSFORMERS: linear_alone(Loads.PARTLY, _INSTALLED), VLLM: in_turn(fused_alike, loader_not_run)}
+        | {DIFFUSERS: _diffusers, LLAMA_CPP: not_gguf}
+        | {TENSORRT: always(Loads.NO, "it does not know this layout")}
+    )
     methods = (QUANT_METHOD,)
+    reader = TorchaoReader
     negative_scales = True
     model_format = TorchaoFormat()
 
@@ -346,22 +355,13 @@ class Torchao(Codec):
             )
         return found
 
-    def tensors(
-        self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
         if layer.layout in packed.CLASSES:
-            own = FILE_DTYPES[_scale_dtype(layer, dtype)]
-            return packed.tensors(layer, shape, own, swizzle=self._swizzled(layer))
-        grid = layer.weight.granularity.grid(shape)
-        codes = TensorSpec(suffix=CODES, dtype="F8_E4M3" if layer.layout == FLOAT8 else "I8", shape=shape)
-        scale = TensorSpec(suffix=SCALE, dtype=FILE_DTYPES[_scale_dtype(layer, dtype)], shape=grid)
+            return packed.fields(layer, swizzle=self.swizzle)
+        scale = LevelField(SCALE, dtype="" if layer.layout == INTX else "F32")
         if layer.layout == FLOAT8:
-            return codes, scale
-        return codes, scale, TensorSpec(suffix=ZEROS, dtype="I8", shape=grid)
-
-    def _swizzled(self, layer: LayerScheme) -> bool:
-        return self.swizzle and layer.layout in (MX, NVFP4)
+            return CodeField(CODES, "F8_E4M3"), scale
+        return CodeField(CODES, "I8"), scale, LevelField(ZEROS, ZERO_POINT, "I8")
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """See :class:`Codec`; two codes of 4 bits fill a byte."""
@@ -370,49 +370,7 @@ class Torchao(Codec):
             return f"last axis {shape[1]} is odd, and two codes fill a byte"
         return problem
 
-    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """See :class:`Codec`."""
-        if layer.layout not in packed.CLASSES:
-            return super().alignment(layer, shape)
-        return packed.alignment(layer.layout, shape, swizzle=self._swizzled(layer))
-
-    def constants(
-        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
-    ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        several = layer.layout == NVFP4 and len(params.scales) > 1
-        return {TENSOR_SCALE: params.scales[1].reshape(())} if several else {}
-
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        if layer.layout in packed.CLASSES:
-            return packed.encode(layer, q, swizzle=self._swizzled(layer))
-        scale = q.scales[0].to(_scale_dtype(layer, q.dtype))
-        if layer.layout == FLOAT8:
-            return {CODES: q.data.view(torch.float8_e4m3fn), SCALE: scale}
-        bits = layer.weight.bits
-        fields = packing.unpack(q.data, bits, q.shape[1]) << (8 - bits)
-        zeros = torch.zeros_like(scale) if q.zero_point is None else q.zero_point
-        return {CODES: fields.view(torch.int8) >> (8 - bits), SCALE: scale, ZEROS: zeros.to(torch.int8)}
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`."""
-        if layer.layout in packed.CLASSES:
-            return packed.decode(layer, tensors, (start, shape), dtype, swizzle=self._swizzled(layer))
-        weight, codes = layer.weight, tensors[CODES]
-        scale = tensors[SCALE].to(storage_dtype(weight.scales[0].format_for(format_of(dtype))))
-        data = codes.view(torch.uint8) if weight.bits == 8 else packing.pack(codes, weight.bits)
-        affine = weight.zero_point is not ZeroPoint.NONE
-        params = QuantizationParams(
-            scheme=weight, shape=shape, scales=(scale,), dtype=dtype,
-            zero_point=tensors[ZEROS].to(zero_point_dtype(weight)) if affine else None,
-        )  # fmt: skip
-        return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
-
-    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         """See :class:`Codec`; wide codes, and zero points in symmetric schemes."""
         if layer.layout == FLOAT8 or layer.layout in packed.CLASSES:
             return packed.damage(layer, tensors)
@@ -424,10 +382,6 @@ class Torchao(Codec):
             None if affine or not tensors[ZEROS].any() else f"{ZEROS} is not 0, but the scheme is symmetric"
         )
 
-    def read(self, listing: Listing) -> TorchaoReader:
-        """See :class:`Codec`."""
-        return TorchaoReader(listing, self)
-
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes."""
         layer = contents.only_layer(self.title)
@@ -436,18 +390,14 @@ class Torchao(Codec):
                 f"{layer} leaves inputs as they are, and torchao multiplies MX weights by inputs quantized "
                 "alike alone; use mxfp8 or mxfp4"
             )
-        return Documents(section={
-            "quant_method": QUANT_METHOD, "quant_type": {"default": config_of(layer)},
-            "modules_to_not_convert": contents.left_out, "include_input_output_embeddings": False,
+        section = {
+            "quant_method": QUANT_METHOD,
+            "quant_type": {"default": config_of(layer)},
+            "modules_to_not_convert": contents.left_out,
+            "include_input_output_embeddings": False,
             "untie_embedding_weights": False,
-        })  # fmt: skip
-
-
-def _scale_dtype(layer: LayerScheme, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which scales are stored."""
-    if layer.layout not in (INTX, INT4):
-        return torch.float32
-    return storage_dtype(layer.weight.scales[0].format_for(format_of(dtype)))
+        }
+        return Documents(section=section)
 
 
 CODEC = Torchao()

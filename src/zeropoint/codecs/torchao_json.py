@@ -64,26 +64,18 @@ def _json_of_packed(tensor: FileTensor, layer: LayerScheme) -> str:
     elif layer.layout == MX:
         element, auto = _dtype(packed.element_name(weight)), _wrapped("KernelPreference", "AUTO")
         mode = _wrapped("ScaleCalculationMode", packed.mode_name(weight))
-        inputs = {
-            "elem_dtype": element, "block_size": group, "scaling_mode": mode, "kernel_preference": auto,
-            "is_swizzled_scales": True,
-        }  # fmt: skip
+        same = {"elem_dtype": element, "block_size": group}
+        inputs = {**same, "scaling_mode": mode, "kernel_preference": auto, "is_swizzled_scales": True}
         kwargs = None if layer.input is None else _wrapped("QuantizeTensorToMXKwargs", inputs)
-        data = {
-            "elem_dtype": element, "block_size": group, "orig_dtype": own, "kernel_preference": auto,
-            "act_quant_kwargs": kwargs, "is_swizzled_scales": True,
-        }  # fmt: skip
+        data = {**same, "orig_dtype": own, "kernel_preference": auto}
+        data |= {"act_quant_kwargs": kwargs, "is_swizzled_scales": True}
     else:
         names = ["per_tensor_scale"] * (len(weight.scales) > 1) + names
-        inputs = {
-            "block_size": group, "is_swizzled_scales": True, "use_triton_kernel": True,
-            "use_dynamic_per_tensor_scale": True,
-        }  # fmt: skip
+        inputs = {"block_size": group, "is_swizzled_scales": True, "use_triton_kernel": True}
+        inputs |= {"use_dynamic_per_tensor_scale": True}
         kwargs = None if layer.input is None else _wrapped("QuantizeTensorToNVFP4Kwargs", inputs)
-        data = {
-            "is_swizzled_scales": True, "use_triton_kernel": layer.input is not None,
-            "act_quant_kwargs": kwargs, "block_size": group, "orig_dtype": own,
-        }  # fmt: skip
+        data = {"is_swizzled_scales": True, "use_triton_kernel": layer.input is not None}
+        data |= {"act_quant_kwargs": kwargs, "block_size": group, "orig_dtype": own}
     return json.dumps({"_type": layer.layout, "_data": data, "_tensor_data_names": names})
 
 
@@ -91,19 +83,20 @@ def _config_of_packed(layer: LayerScheme) -> dict[str, object]:
     """Return torchao's configuration for packed codes or scales."""
     weight, group = layer.weight, blocks(layer.weight)[1]
     if layer.layout == INT4:
-        return _wrapped("Int4WeightOnlyConfig", {
-            "group_size": group, "set_inductor_config": True,
+        data = {
+            "group_size": group,
+            "set_inductor_config": True,
             "int4_packing_format": _wrapped("Int4PackingFormat", "PLAIN"),
             "int4_choose_qparams_algorithm": _wrapped("Int4ChooseQParamsAlgorithm", "TINYGEMM"),
             "int4_tile_packed_ntile": 8,
-        }) | {"_version": 2}  # fmt: skip
+        }
+        return _wrapped("Int4WeightOnlyConfig", data) | {"_version": 2}
     if layer.layout == MX:
         element = _dtype(packed.element_name(weight))
-        return _wrapped("MXDynamicActivationMXWeightConfig", {
-            "block_size": group, "activation_dtype": element, "weight_dtype": element,
-            "kernel_preference": _wrapped("KernelPreference", "AUTO"),
-            "scaling_mode": _wrapped("ScaleCalculationMode", packed.mode_name(weight)),
-        }) | {"_version": 1}  # fmt: skip
+        data = {"block_size": group, "activation_dtype": element, "weight_dtype": element}
+        data |= {"kernel_preference": _wrapped("KernelPreference", "AUTO")}
+        data |= {"scaling_mode": _wrapped("ScaleCalculationMode", packed.mode_name(weight))}
+        return _wrapped("MXDynamicActivationMXWeightConfig", data) | {"_version": 1}
     whole = {"use_dynamic_per_tensor_scale": len(weight.scales) > 1}
     if layer.input is None:
         return _wrapped("NVFP4WeightOnlyConfig", whole) | {"_version": 1}
@@ -123,12 +116,15 @@ def config_of(layer: LayerScheme) -> dict[str, object]:
         group = blocks(layer.weight)[1]
         cut = _wrapped("PerGroup", {"group_size": group}) if group else _wrapped("PerAxis", {"axis": 0})
         kind = "SYMMETRIC" if layer.weight.zero_point is ZeroPoint.NONE else "ASYMMETRIC"
-        return _wrapped("IntxWeightOnlyConfig", {
+        data = {
             "weight_dtype": _wrapped("torch.dtype", f"int{layer.weight.bits}"),
-            "granularity": cut | {"_version": 1}, "mapping_type": _wrapped("MappingType", kind),
-            "scale_dtype": None, "intx_packing_format": _wrapped("IntxPackingFormat", "UNPACKED_TO_INT8"),
+            "granularity": cut | {"_version": 1},
+            "mapping_type": _wrapped("MappingType", kind),
+            "scale_dtype": None,
+            "intx_packing_format": _wrapped("IntxPackingFormat", "UNPACKED_TO_INT8"),
             "intx_choose_qparams_algorithm": _wrapped("IntxChooseQParamsAlgorithm", "AFFINE"),
-        }) | {"_version": 2}  # fmt: skip
+        }
+        return _wrapped("IntxWeightOnlyConfig", data) | {"_version": 2}
     elif layer.input is None:
         name, data = "Int8WeightOnlyConfig", {"group_size": None}
     else:

@@ -20,20 +20,21 @@ nvfp4_tensor.py, and utils.py, to_blocked). This module opens no file.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..formats import get_format
-from ..formats.torch_dtypes import format_of, storage_dtype
-from ..params import QuantizationParams
+from ..formats.torch_dtypes import storage_dtype
 from ..recipes import Activation
 from ..schemes import Scheme, ZeroPoint
 from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
-from .protocol import COLUMNS, LayerScheme, TensorSpec
+from .protocol import LayerScheme
 from .safetensors_dtypes import FILE_DTYPES
+from .tensor_fields import COLUMNS, CodeField, Field, LevelField, ScalarField, Tensors, TensorSpec, WeightPart
 
 CODES, SCALE, ZEROS, TENSOR_SCALE = (
     f"_weight_{name}" for name in ("qdata", "scale", "zero_point", "per_tensor_scale")
@@ -41,8 +42,10 @@ CODES, SCALE, ZEROS, TENSOR_SCALE = (
 INT4, MX, NVFP4 = CLASSES = ("Int4Tensor", "MXTensor", "NVFP4Tensor")
 _MX_GROUP, _NVFP4_GROUP = 32, 16
 _ELEMENTS = {
-    "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2", "float4_e2m1fn_x2": "float4_e2m1fn",
-}  # fmt: skip
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
+    "float4_e2m1fn_x2": "float4_e2m1fn",
+}
 """``elem_dtype`` to the element format."""
 _MODES = {"FLOOR": "floor", "RCEIL": "rceil", "CEIL": "ceil", "EVEN": "even"}
 _TILE_ROWS, _TILE_COLUMNS, _LINES = 128, 4, 32
@@ -110,75 +113,63 @@ def straight(scale: torch.Tensor, columns: int) -> torch.Tensor:
     return found.contiguous().view(scale.dtype)
 
 
-def alignment(layout: str, shape: tuple[int, ...], *, swizzle: bool) -> int:
-    """Return the row multiple of parts: a tile's; all for Int4Tensor."""
-    return shape[0] if layout == INT4 else _TILE_ROWS if swizzle else 1
-
-
-def tensors(layer: LayerScheme, shape: tuple[int, ...], own: str, *, swizzle: bool) -> tuple[TensorSpec, ...]:
-    """Return a weight's tensors; Int4Tensor's scales in the ``own`` dtype."""
-    rows, columns = shape
-    weight, group = layer.weight, blocks(layer.weight)[COLUMNS]
-    count = columns // group
-    packed = "I8" if layer.layout == INT4 else "U8"
-    codes = TensorSpec(suffix=CODES, dtype=packed, shape=(rows, columns // 2))
-    if weight.bits == 8:
-        codes = TensorSpec(
-            suffix=CODES, dtype=FILE_DTYPES[storage_dtype(weight.element)], shape=(rows, columns)
-        )
+def fields(layer: LayerScheme, *, swizzle: bool) -> tuple[Field, ...]:
+    """Return the fields of a weight."""
+    weight = layer.weight
     if layer.layout == INT4:
-        return codes, *(
-            TensorSpec(suffix=suffix, dtype=own, shape=(count, rows), lines=count, per=rows)
-            for suffix in (SCALE, ZEROS)
-        )
-    dtype = "F8_E8M0" if layer.layout == MX else "F8_E4M3"
-    scale = TensorSpec(suffix=SCALE, dtype=dtype, shape=(rows, count))
-    if swizzle:
-        lying = (-(-rows // _TILE_ROWS) * _LINES, -(-count // _TILE_COLUMNS) * _LINES // 2)
-        scale = TensorSpec(suffix=SCALE, dtype=dtype, shape=lying, lines=_LINES, per=_TILE_ROWS)
-    if len(weight.scales) == 1:
-        return codes, scale
-    return codes, scale, TensorSpec(suffix=TENSOR_SCALE, dtype="F32", shape=(), axis=None)
+        return SignedBytes(CODES, "U8"), GroupLines(SCALE), GroupLines(ZEROS, level=1)
+    codes = CodeField(CODES, "U8" if weight.bits < 8 else FILE_DTYPES[storage_dtype(weight.element)])
+    kind, dtype = Swizzled if swizzle else LevelField, "F8_E8M0" if layer.layout == MX else "F8_E4M3"
+    return codes, kind(SCALE, dtype=dtype), *(ScalarField(TENSOR_SCALE, level=1) for _ in weight.scales[1:])
 
 
-def encode(layer: LayerScheme, q: QuantizedTensor, *, swizzle: bool) -> dict[str, torch.Tensor]:
-    """Return the lines of a part."""
-    stored = q.params.stored
-    if layer.layout == INT4:
-        # A code of zeropoint is the four bits of the integer, and so is it here.
-        return {
-            CODES: q.data.view(torch.int8),
-            SCALE: stored[0].t().contiguous(),
-            ZEROS: stored[1].t().contiguous(),
-        }
-    data = q.data if q.scheme.bits < 8 else q.data.view(storage_dtype(q.scheme.element))
-    scale = stored[0].view(torch.float8_e8m0fnu if layer.layout == MX else torch.float8_e4m3fn)
-    return {CODES: data, SCALE: swizzled(scale) if swizzle else scale}
+@dataclass(frozen=True)
+class SignedBytes(CodeField):
+    """Two codes in a byte with a sign."""
+
+    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        return replace(super().spec(weight, shape, dtype), dtype="I8")
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor:
+        return super().lines(q).view(torch.int8)
 
 
-def decode(
-    layer: LayerScheme, tensors: Mapping[str, torch.Tensor], place: tuple[int, tuple[int, ...]],
-    dtype: torch.dtype, *, swizzle: bool,
-) -> QuantizedTensor:  # fmt: skip
-    """Return a part of a weight at ``place``: first row, shape."""
-    start, shape = place
-    weight, rows = layer.weight, slice(start, start + shape[0])
-    grid = weight.granularity.grid(shape)
-    if layer.layout == INT4:
-        stored = [tensors[suffix][:, rows].t().contiguous() for suffix in (SCALE, ZEROS)]
-    else:
-        scale = tensors[SCALE]
-        if swizzle:
-            first = start % _TILE_ROWS
-            scale = straight(scale, grid[1])[first : first + shape[0]]
-        kept = storage_dtype(weight.scales[0].format_for(format_of(dtype)))
-        stored = [scale.view(kept), *(tensors[TENSOR_SCALE].view(1, 1) for _ in weight.scales[1:])]
-    params = QuantizationParams.of(weight, shape, dtype, stored)
-    data = tensors[CODES].view(torch.uint8)
-    return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)
+@dataclass(frozen=True)
+class GroupLines(LevelField):
+    """Numbers of Int4Tensor: a line for each group, over all rows."""
+
+    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        found = super().spec(weight, shape, dtype)
+        return replace(found, shape=found.shape[::-1], lines=found.shape[1], per=shape[0])
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor:
+        return super().lines(q).t().contiguous()
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        rows = lines[:, part.start : part.start + part.shape[0]].t().contiguous()
+        return super().numbers(rows, weight, part)
 
 
-def damage(layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+@dataclass(frozen=True)
+class Swizzled(LevelField):
+    """Scales in tiles, as tensor cores read them."""
+
+    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        found = super().spec(weight, shape, dtype)
+        down, across = -(-found.shape[0] // _TILE_ROWS), -(-found.shape[1] // _TILE_COLUMNS)
+        lying = (down * _LINES, across * _LINES // 2)
+        return replace(found, shape=lying, lines=_LINES, per=_TILE_ROWS)
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor:
+        return swizzled(super().lines(q))
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        first = part.start % _TILE_ROWS
+        rows = straight(lines, weight.granularity.grid(part.shape)[1])[first : first + part.shape[0]]
+        return super().numbers(rows, weight, part)
+
+
+def damage(layer: LayerScheme, tensors: Tensors) -> str | None:
     """Return damage in stored values that decoding ignores, or None."""
     if layer.layout == NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any()):
         return "a scale is negative"

@@ -1,37 +1,20 @@
-"""Transposed weights in 32-bit words, shared by GPTQ and AWQ.
+"""Fields of codes in 32-bit words, whole or interleaved, low bits first.
 
-Scales and zero points are of groups.
-
-    X.qweight   I32: codes of X.weight (N, K)
-    X.qzeros    I32 [K / g, ...]: zero points of groups of g inputs
-    X.scales    F16 [K / g, N]
-
-This module knows how fields fill words and what the layouts share; each has a codec of its own.
+This module knows no layout.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
 
 import torch
 
-from ..architectures import Config, model_type
-from ..errors import CheckpointError, printable
 from ..layout import packing
 from ..layout.word_lines import WORD, WordLines
 from ..ops.library import kernel
 from ..ops.registry import Op, Request
 from ..schemes import Scheme
-from .compressed_tensors.tested import other_classes
-from .engines import Facts, Loads, Problem, always, fused_alike
-from .protocol import LayerScheme
-from .records import Entry, Known, Record, model_dtype, record_of
-from .safetensors_dtypes import TORCH_DTYPES
-
-CODES, ZEROS, SCALES, GROUPS = "qweight", "qzeros", "scales", "g_idx"
-SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
 def group_of(weight: Scheme, columns: int) -> int:
@@ -45,10 +28,17 @@ def whole_words(bits: int) -> tuple[int, int]:
     return bits // common, WORD // common
 
 
+def to_words(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows of bytes as 32-bit words, zero-padded."""
+    padding = -rows.shape[-1] % (WORD // 8)
+    padded = torch.nn.functional.pad(rows, (0, padding)) if padding else rows
+    # By way of one axis: a single row may have any stride, and then counts as contiguous but not as words.
+    return padded.reshape(-1).view(torch.int32).view(len(padded), -1)
+
+
 def words_of(fields: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return unsigned fields as whole int32 words, low bits first."""
-    stream = packing.pack(fields, bits)
-    return stream.reshape(-1).view(torch.int32).view(len(fields), -1)
+    """Return unsigned fields as int32 words, low bits first."""
+    return to_words(packing.pack(fields, bits))
 
 
 @functools.lru_cache(maxsize=8)
@@ -110,44 +100,3 @@ def rows_of_words(
 def _request(op: Op, stored: torch.Tensor, scheme: Scheme, shape: tuple[int, int]) -> Request:
     kind = torch.float32
     return Request(op=op, scheme=scheme, shape=shape, dtype=kind, own_dtype=kind, device=stored.device)
-
-
-def with_scales(weight: Scheme, scales: Entry) -> Scheme:
-    """Return ``weight`` with scales in the dtype of a file."""
-    if scales.dtype not in SCALE_DTYPES:
-        raise CheckpointError(f"scales is {scales.dtype}, but must be one of {', '.join(SCALE_DTYPES)}")
-    name = str(TORCH_DTYPES[scales.dtype]).removeprefix("torch.")
-    return Scheme.parse(str(weight).replace("scale=float16", f"scale={name}"))
-
-
-def word_record(
-    layer: LayerScheme, module: str, tensors: Mapping[str, Entry], known: Known | None, *,
-    shape: tuple[int, int], config: Config,
-) -> Record:  # fmt: skip
-    """Return a layer's record, float16 unless source or model says otherwise."""
-    dtype = known.dtype if known is not None and known.shape == shape else model_dtype(config, torch.float16)
-    return record_of(layer, module, tensors, shape=shape, dtype=dtype, optional=(GROUPS,))
-
-
-def transformers(facts: Facts) -> Iterator[Problem]:
-    """Yield the problems of transformers, which replaces Linear layers by name."""
-    if facts.experts:
-        yield Loads.NO, "it reads no experts in this layout"
-    if facts.cut is not None:
-        yield (
-            Loads.NO,
-            f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights",
-        )
-    other = other_classes().get(model_type(facts.family))
-    if other is not None:
-        yield Loads.NO, other
-
-
-def vllm(facts: Facts) -> Iterator[Problem]:
-    """Yield what vLLM says of these layouts."""
-    yield from fused_alike(facts)
-    if facts.nonlinear or facts.transposed:
-        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
-
-
-tensorrt = always(Loads.PARTLY, "it reads groups of 4 bits for some models")

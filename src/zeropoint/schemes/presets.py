@@ -72,6 +72,8 @@ PRESETS: MappingProxyType[str, Preset] = MappingProxyType({
     # NVIDIA NVFP4: e4m3 scales over 16, one float32 over the tensor.
     "nvfp4": Preset(weight=_NVFP4, input=_NVFP4, static=True, without_data="nvfp4a16"),
     "nvfp4a16": Preset(weight=_NVFP4),
+    # NVFP4's scales over integers without -8 (INT v.s. FP, arXiv:2510.25602).
+    "nvint4": Preset(weight="int4:g16:scale=float8_ue4m3fn:scale2=float32@tensor:narrow"),
     # fouroversix's IF4: NVFP4, but where int4 has less error the sign of the block's scale says so.
     "if4": Preset(weight="if4_element:g16:scale=float8_e4m3fn:scale2=float32@tensor"),
     # Shifts in place of multiplications: one power of two for each tensor, as on embedded targets.

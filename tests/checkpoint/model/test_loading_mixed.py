@@ -14,6 +14,7 @@ from tests.peers import transformers
 from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.codecs.tensor_fields import WeightPart
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
@@ -48,7 +49,7 @@ def decoded(folder: Path) -> dict[str, torch.Tensor]:
     found = {entry.name: tensors[entry.name].float() for entry in stored.others}
     for layer in stored.layers:
         parts = {suffix: tensors[entry.name] for suffix, entry in layer.tensors.items()}
-        q = layer.codec.decode(layer.layer, parts, start=0, shape=layer.shape, dtype=layer.dtype)
+        q = layer.codec.decode(layer.layer, parts, WeightPart(0, layer.shape, layer.dtype))
         found[f"{layer.module}.weight"] = q.dequantize().float()
     return found
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.checkpoint.written import ONE, save, weight
+from tests.tensors import encoded
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
@@ -14,12 +15,10 @@ from zeropoint.codecs.compressed_tensors import layer_scheme
 from zeropoint.codecs.compressed_tensors.layout import (
     SHAPE,
     Layout,
-    decode,
-    encode_constants,
-    encode_part,
     unfit,
 )
 from zeropoint.codecs.protocol import LayerScheme
+from zeropoint.codecs.tensor_fields import WeightPart
 from zeropoint.errors import CheckpointError
 
 SCHEMES = ("int4:g32", "int3:g16", "int6:channel", "int4:g32:asym", "w8a8", "fp8_block", "mxfp4a16")
@@ -29,7 +28,7 @@ SHAPES = ((256, 256), (40, 96), (64, 160), (384, 128), (12, 512))
 def cut(layer: LayerScheme, x: torch.Tensor, ways: int, axis: int) -> bool:
     """Return whether equal parts of the tensors in a file are decoded to equal parts of the weight."""
     q = zp.quantize(x, layer.weight)
-    whole = encode_part(Layout(layer.layout), q) | encode_constants(Layout(layer.layout), q.params, x.shape)
+    whole = encoded(layer, q)
     if x.shape[axis] % ways:
         return False
     parts = [dict[str, torch.Tensor]() for _ in range(ways)]
@@ -45,8 +44,7 @@ def cut(layer: LayerScheme, x: torch.Tensor, ways: int, axis: int) -> bool:
             part[suffix] = torch.tensor(shape) if suffix == SHAPE else piece.contiguous()
     try:
         values = [
-            decode(Layout(layer.layout), part, layer.weight, shape=shape, dtype=x.dtype).dequantize()
-            for part in parts
+            layer.codec.decode(layer, part, WeightPart(0, shape, x.dtype)).dequantize() for part in parts
         ]
     except CheckpointError:  # a tensor has another shape than the part needs
         return False

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests.checkpoint.written import LINEAR, digests, quantize, save, tensors_of, weight
 from tests.oracles import synthetic_llama
-from tests.tensors import same_bytes
+from tests.tensors import encoded, same_bytes
 
 import zeropoint as zp
 from zeropoint.checkpoint.measure.tiles import Scratch
@@ -19,7 +19,6 @@ from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.compressed_tensors import layer_scheme
-from zeropoint.codecs.compressed_tensors.layout import Layout, encode
 from zeropoint.errors import CheckpointError, NonFiniteError, RangeError
 
 MODULE = "model.layers.0.mlp.up_proj"
@@ -42,7 +41,7 @@ def test_a_weight_in_tiles_is_the_weight_quantized_whole(to: str, tmp_path: Path
     limits = Limits(workers=2, tile_values=128 * 256)
     quantize(folder, tmp_path / "out", to, limits=limits)
     layer = layer_scheme(to)
-    expected = encode(Layout(layer.layout), zp.quantize(x, layer.weight))
+    expected = encoded(layer, zp.quantize(x, layer.weight))
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == {f"{MODULE}.{name}" for name in expected}
     assert [n for n, t in expected.items() if not same_bytes(written[f"{MODULE}.{n}"], t)] == []

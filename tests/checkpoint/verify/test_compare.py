@@ -60,7 +60,7 @@ def test_each_layout_equals_its_own_floats_and_differs_from_its_source_by_the_me
 ) -> None:
     codec = CODECS[name]
     first = next(iter(preset_layers(codec)))
-    source = save(tmp_path / "experts", gpt_oss(), GPT_OSS) if codec.fuses(first) else llama
+    source = save(tmp_path / "experts", gpt_oss(), GPT_OSS) if codec.fused_experts else llama
     result = quantize(source, tmp_path / "q", first.name, codec=codec)
     floats = Selection(dequantize=DequantizePolicy.EVERY, floats="F32")
     run(make_plan(open_source(tmp_path / "q"), KEEP, selection=floats), tmp_path / "floats")

@@ -19,6 +19,7 @@ from ...codecs.protocol import Codec
 from ...codecs.records import Known
 from ...codecs.registry import DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.tensor_fields import WeightPart
 from ...errors import CheckpointError, UnsupportedError, printable
 from ...models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitExperts
 from ...models.recipe_layers import require_model
@@ -174,7 +175,7 @@ def _layers(
         if layer is not None:
             given = input_quantizer(layer, stored.reader.input_of(layer.module), source, files)
             lines = read_lines(layer, files, 0, layer.shape[0])
-            codes = layer.codec.decode(layer.layer, lines, start=0, shape=layer.shape, dtype=layer.dtype)
+            codes = layer.codec.decode(layer.layer, lines, WeightPart(0, layer.shape, layer.dtype))
             codes.params.validate(negative_scales=layer.negative_scales)
             pieces.setdefault(rows.layer, []).append(_Piece(rows.index, codes, given))
     made = {}

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ...codecs.layer_schemes import named_layer
-from ...codecs.protocol import Codec, LayerScheme, TensorSpec
+from ...codecs.protocol import Codec, LayerScheme
+from ...codecs.tensor_fields import TensorSpec
 from ...errors import UnsupportedError, ZeropointError
 from ...models import (
     DynamicQuantize,

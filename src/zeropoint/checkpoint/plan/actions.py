@@ -148,7 +148,7 @@ class Actions:
                 place = shown(self.floats.source.root)
                 raise CheckpointError(f"{place} holds no codes to dequantize; pass a quantized checkpoint")
             raise CheckpointError(nothing_selected(self.decisions))
-        if self.staying and not codec.keeps(self.floats.config or {}):
+        if self.staying and not (codec.keeps_codes and codec.claims(self.floats.config or {})):
             theirs = (self.floats.config or {}).get("quant_method")
             raise CheckpointError(
                 f"{len(self.staying)} layers would keep their {theirs} codes, such as "

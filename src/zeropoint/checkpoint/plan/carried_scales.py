@@ -115,7 +115,7 @@ def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Replace
     gone: dict[str, str] = {}
     for decision in decisions:
         layer, entry = decision.layer, decision.entry
-        if layer is None or not is_fused_experts(entry) or layer.codec.fuses(layer):
+        if layer is None or not is_fused_experts(entry) or layer.codec.fused_experts:
             continue
         bias = floats.source.entries.get(f"{module_of(entry.name)}_bias")
         if bias is not None:
@@ -168,7 +168,7 @@ def input_scales(floats: Floats, decisions: Sequence[TensorDecision], *, requant
                     "them; convert to a scheme with dynamic inputs, or without"
                 )
             reader = floats.readers[name]
-            for matrix in matrices(decision.entry, fused=decision.layer.codec.fuses(decision.layer)):
+            for matrix in matrices(decision.entry, fused=decision.layer.codec.fused_experts):
                 added += scales_of_matrix(reader, matrix, given, decision.layer, rounded=requantize)
     return Replacements(added=tuple(added), notes=tuple(_changed_inputs(changed)))
 

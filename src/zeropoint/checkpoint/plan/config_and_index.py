@@ -124,7 +124,7 @@ def _config(outputs: Outputs, actions: Actions) -> Documents:
         for decision in decisions:
             entry = decision.entry
             if decision.layer is not None:
-                fused = decision.layer.codec.fuses(decision.layer)
+                fused = decision.layer.codec.fused_experts
                 found = matrices(entry, fused=fused)
                 yield from (Module(m.module, decision.layer) for m in found)
             elif entry.name in codes:

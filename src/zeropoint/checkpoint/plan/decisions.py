@@ -14,7 +14,8 @@ from ...architectures import fused_set
 from ...codecs.block_extents import blocks, no_matrix, partial_group
 from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of, named_layer
-from ...codecs.protocol import COLUMNS, ROWS, Codec, LayerScheme
+from ...codecs.protocol import Codec, LayerScheme
+from ...codecs.tensor_fields import COLUMNS, ROWS
 from ...columns import Interned, LazySequence
 from ...errors import CheckpointError, RecipeError, ZeropointError, count, option, printable
 from ...methods import NEAREST
@@ -212,7 +213,7 @@ def _unfit(entry: TensorEntry, entries: Entries, layer: LayerScheme) -> str | No
     stem = module_of(entry.name)
     biased = is_fused_experts(entry) and (f"{stem}_bias" in entries or f"{stem}.bias" in entries)
     stays = entry.stack is not None and entry.stack.stays
-    if biased and not stays and not layer.codec.fuses(layer):
+    if biased and not stays and not layer.codec.fused_experts:
         return "fused experts with a bias, which loaders do not take apart"
     return misfit(entry, layer)
 
@@ -221,7 +222,7 @@ def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
     """Return why the layout cannot hold a weight, or None."""
     if not is_fused_experts(entry) and (problem := no_matrix(entry.shape)) is not None:
         return problem
-    fused = layer.codec.fuses(layer)
+    fused = layer.codec.fused_experts
     shapes = {m.file_shape for m in matrices(entry, fused=fused)}
     if not shapes:
         return "is empty"

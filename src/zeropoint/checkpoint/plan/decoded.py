@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...codecs.act_order import group_index
-from ...codecs.protocol import COLUMNS
 from ...codecs.stored_forms import MODEL_FORM, StoredForm
+from ...codecs.tensor_fields import COLUMNS
 from ...functional import dequantize
 from ...tensor import QuantizedTensor
 from ..read.decoding import alignment, alignment_across, read_columns, read_part, read_rows

@@ -20,9 +20,10 @@ from ...architectures import shared_scale_set
 from ...codecs.containers import CONTAINERS
 from ...codecs.containers.protocol import Metadata
 from ...codecs.model_format import FileTensor
-from ...codecs.protocol import Codec, LayerScheme, TensorSpec
+from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import StoredForm
+from ...codecs.tensor_fields import TensorSpec
 from ...columns import Interned, LazySequence, StringTable, ordered
 from ...errors import CheckpointError, printable
 from ..read.source import Source
@@ -164,7 +165,7 @@ class Outputs:
         sets, members = StringTable(), array("i")
         for entry, layer, method in actions.quantized:
             self._methods.add(method)
-            whole = not is_fused_experts(entry) or layer.codec.fuses(layer)
+            whole = not is_fused_experts(entry) or layer.codec.fused_experts
             for at, matrix in enumerate(self._matrices(entry, layer)):
                 share = shared_scale_set(matrix.module) if layer.codec.shares_scale(layer) else None
                 members.append(-1 if share is None else _numbered(sets, share))
@@ -194,7 +195,7 @@ class Outputs:
         return dict(zip(before, self._shards, strict=True))
 
     def _matrices(self, entry: TensorEntry, layer: LayerScheme) -> list[WeightMatrix]:
-        return _matrices(entry, fused=layer.codec.fuses(layer))
+        return _matrices(entry, fused=layer.codec.fused_experts)
 
     def _put(self, spec: TensorSpec, file: int) -> None:
         self._kind.append(self._specs.number(spec))
@@ -244,7 +245,7 @@ class Outputs:
         if at < 0:
             return self._reader(number).entry.name
         layer, suffix = self.layers[self._layer[at]], self._specs[self._kind[number]].suffix
-        return layer.codec.tensor_name(self.module(at), suffix)
+        return layer.codec.separator.join((self.module(at), suffix))
 
     def _require_unique(self) -> None:
         for (a, name), (b, other) in itertools.pairwise((n, self._name(n)) for n in self._order):

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 
 from ...codecs.act_order import group_index
-from ...codecs.protocol import COLUMNS, ROWS, LayerScheme, TensorSpec
+from ...codecs.protocol import LayerScheme
+from ...codecs.tensor_fields import COLUMNS, ROWS, TensorSpec
 from ...errors import UnsupportedError, printable
 from ...methods import NEAREST, OF_CODES, Scope, method_named
 from ...methods.method import MEAN_SQUARE

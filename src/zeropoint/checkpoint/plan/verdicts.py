@@ -21,7 +21,8 @@ from ...codecs.engine_architectures import of_architecture, of_diffusers
 from ...codecs.engine_runs import LOADED, RAN, answer_to, release
 from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
-from ...codecs.protocol import COLUMNS, ROWS, LayerScheme
+from ...codecs.protocol import LayerScheme
+from ...codecs.tensor_fields import COLUMNS, ROWS
 from ...errors import CheckpointError, option
 from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from ...codecs.protocol import ROWS
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.tensor_fields import ROWS, WeightPart
 from ...schemes import ZeroPoint
 from ...tensor import QuantizedTensor
 from .quantized_layers import StoredLayer
@@ -52,7 +52,7 @@ def read_rows(layer: StoredLayer, files: Files, start: int, rows: int, *, expert
     else:
         lines = _read_across(layer, files, range(start, start + rows), expert=expert)
     shape = (rows, layer.shape[1])
-    return layer.codec.decode(layer.layer, lines, start=start if along else 0, shape=shape, dtype=layer.dtype)
+    return layer.codec.decode(layer.layer, lines, WeightPart(start if along else 0, shape, layer.dtype))
 
 
 def read_columns(
@@ -61,14 +61,14 @@ def read_columns(
     """Return columns of a layer cut along rows; see :func:`read_rows`."""
     lines = _read_across(layer, files, range(start, start + columns), expert=expert)
     shape = (layer.shape[0], columns)
-    return layer.codec.decode(layer.layer, lines, start=0, shape=shape, dtype=layer.dtype)
+    return layer.codec.decode(layer.layer, lines, WeightPart(0, shape, layer.dtype))
 
 
 def read_part(layer: StoredLayer, files: Files, rows: range, columns: range) -> QuantizedTensor:
     """Return rows and columns, of whole blocks and words, cut along columns."""
     lines = _read_across(layer, files, rows, along=columns)
     shape = (len(rows), len(columns))
-    return layer.codec.decode(layer.layer, lines, start=columns.start, shape=shape, dtype=layer.dtype)
+    return layer.codec.decode(layer.layer, lines, WeightPart(columns.start, shape, layer.dtype))
 
 
 def _read_across(

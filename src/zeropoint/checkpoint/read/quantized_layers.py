@@ -292,7 +292,7 @@ def find_layers(source: Source, known: Callable[[str], Known | None] | None = No
             "one of these"
         )
     with _documents(source):
-        reader = codec.read(_Listing(source=source, quantization=config))
+        reader = codec.reader(_Listing(source=source, quantization=config), codec)
     layers, problems = _Layers(source.entries), []
     for key, tensors, several in _by_weight(source.entries, codec, layers.taken):
         try:

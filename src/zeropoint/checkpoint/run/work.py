@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from ...codecs.act_order import group_index, in_groups
-from ...codecs.protocol import ROWS, LayerScheme
+from ...codecs.protocol import LayerScheme
+from ...codecs.tensor_fields import ROWS, WeightPart
 from ...errors import (
     NonFiniteError,
     UnsupportedError,
@@ -183,7 +184,7 @@ def _quantize_tile(
         constants = codec.constants(layer, q.params, weight.shape) | order if first or reads else {}
         if reads:
             start = tile[weight.axis].start
-            q = layer.codec.decode(layer, tensors | constants, start=start, shape=q.shape, dtype=q.dtype)
+            q = layer.codec.decode(layer, tensors | constants, WeightPart(start, q.shape, q.dtype))
             known = known if known is not None and x is given and _same(q, made.q) else None
             q = replace(q, dtype=x.dtype)
         measured = measure(x, q, known)
@@ -195,7 +196,7 @@ def _quantize_tile(
         raise _named(error, weight, files, tile, scratch.buffer) from error
     if first:
         tensors |= constants
-    by_name = {codec.tensor_name(weight.module, suffix): tensor for suffix, tensor in tensors.items()}
+    by_name = {codec.separator.join((weight.module, suffix)): tensor for suffix, tensor in tensors.items()}
     for writer in writers:
         part = by_name.get(writer.span.tensor)
         if part is not None:

@@ -16,7 +16,7 @@ from typing import overload
 
 import torch
 
-from ...codecs.protocol import ROWS
+from ...codecs.tensor_fields import ROWS, WeightPart
 from ...columns import PackedBytes
 from ...errors import ZeropointError
 from ...layout.blocks import reduce_blocks, spread_blocks
@@ -205,7 +205,7 @@ class LayerPart(Check):
         shape = (self.rows, values) if self._by_rows else (values, self.rows)
         lines = read_lines(layer, self.check.files, self.start, self.rows, expert=self.expert)
         codec = layer.codec
-        q = codec.decode(layer.layer, lines, start=self.start, shape=shape, dtype=layer.dtype)
+        q = codec.decode(layer.layer, lines, WeightPart(self.start, shape, layer.dtype))
         damage = codec.damage(layer.layer, lines)
         if damage is not None:
             self.report(f"{self._where()}: {damage}")
@@ -240,7 +240,7 @@ class LayerPart(Check):
         # What is quantized from codes is quantized from floats of the model's dtype.
         x = x if weight.layer is not None and torch.equal(x, decoded) else x.to(q.dtype)
         layer = self.check.layer
-        drift = layer.codec.drift(layer.layer, lines, start=self.start, shape=q.shape)
+        drift = layer.codec.drift(layer.layer, lines, WeightPart(self.start, q.shape, q.dtype))
         self.ratio = _of_bound((x, decoded), q, self.check.bound, drift)
         self.error = self._measured(x, q)
         if self.ratio > 1:

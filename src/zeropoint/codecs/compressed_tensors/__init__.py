@@ -10,15 +10,23 @@ from typing import Any
 import torch
 
 from ...formats import format_name
-from ...params import QuantizationParams
 from ...recipes import Activation
-from ...schemes import Granularity, Scheme, ZeroPoint
+from ...schemes import ZeroPoint
 from ...tensor import QuantizedTensor
 from .. import layer_schemes
 from ..block_extents import blocks
 from ..data_scales import CACHE_FORMAT, CacheScales, InputNames
-from ..protocol import COLUMNS, ROWS, Codec, Contents, Documents, LayerScheme, TensorSpec
-from ..records import Listing
+from ..protocol import Codec, Contents, Documents, LayerScheme
+from ..tensor_fields import (
+    COLUMNS,
+    ROWS,
+    Field,
+    Tensors,
+    TensorSpec,
+    WeightPart,
+    decoded,
+    rows_of_blocks,
+)
 from . import layout as layouts
 from . import older
 from .config import DIALECT, NAMES, QUANT_METHOD, input_arguments
@@ -50,9 +58,10 @@ class CompressedTensors(Codec):
     negative_scales = True
     engines = RULES
     methods = (QUANT_METHOD,)
+    reader = CompressedTensorsReader
+    keeps_codes = True
 
     def layout(self, layer: LayerScheme) -> str:
-        """See :class:`Codec`."""
         found = self._layout(layer)
         if layer.input is not None:
             input_arguments(layer.input)
@@ -63,11 +72,9 @@ class CompressedTensors(Codec):
         return self.form.layout or layouts.layout_of(layer.weight, given)
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
-        """See :class:`Codec`."""
         return layouts.unfit(layer.weight, self._layout(layer), shape)
 
     def multiples(self, layer: LayerScheme, axis: int) -> list[tuple[int, str]]:
-        """See :class:`Codec`."""
         rows, columns = blocks(layer.weight)
         layout, bits = self._layout(layer), layer.weight.bits
         if axis == ROWS:
@@ -83,42 +90,25 @@ class CompressedTensors(Codec):
         return found
 
     def shares_scale(self, layer: LayerScheme) -> bool:
-        """See :class:`Codec`."""
         return self._layout(layer) is Layout.NVFP4
 
-    def alignment(self, layer: LayerScheme, shape: tuple[int, ...]) -> int:
-        """See :class:`Codec`."""
-        rows = layouts.row_alignment(layer.weight)
-        return older.row_alignment(layer.weight, self.form, rows)
+    def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
+        return layouts.fields_of(layer.weight, self._layout(layer))
 
     def tensors(
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
-        """See :class:`Codec`."""
-        specs = layouts.tensor_specs(layer.weight, self._layout(layer), shape, dtype)
-        return older.tensor_specs(specs, layer.weight, self.form, shape)
+        return older.tensor_specs(super().tensors(layer, shape, dtype), layer.weight, self.form, shape)
 
-    def encode(self, layer: LayerScheme, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        return layouts.encode_part(self._layout(layer), q)
-
-    def constants(
-        self, layer: LayerScheme, params: QuantizationParams, shape: tuple[int, ...]
-    ) -> dict[str, torch.Tensor]:
-        """See :class:`Codec`."""
-        return layouts.encode_constants(self._layout(layer), params, shape)
-
-    def decode(
-        self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor], *, start: int, shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> QuantizedTensor:  # fmt: skip
-        """See :class:`Codec`; rows inside a block take the block's scale."""
-        found = older.renewed(tensors, layer.weight, self.form, shape)
-        q = decode_rows(self._layout(layer), found, layer.weight, start, shape=shape, dtype=dtype)
+    def decode(self, layer: LayerScheme, tensors: Tensors, part: WeightPart) -> QuantizedTensor:
+        """See :class:`Codec`; raises CheckpointError for tensors of other shapes."""
+        found = older.renewed(tensors, layer.weight, self.form, part.shape)
+        found, weight = rows_of_blocks(found, SCALE, layer.weight, part)
+        layouts.require_stored(weight, self._layout(layer), found, part)
+        q = decoded(self.fields(layer), found, weight, part)
         return older.by_group_index(q, tensors[older.G_IDX]) if self.form.indexed else q
 
     def group_index(self, layer: LayerScheme) -> str | None:
-        """See :class:`~zeropoint.codecs.act_order.ActOrder`."""
         return older.G_IDX if self.form.indexed else None
 
     def out_of_order(self, layer: LayerScheme) -> LayerScheme | None:
@@ -127,17 +117,12 @@ class CompressedTensors(Codec):
             return None
         return replace(layer, codec=replace(self, form=replace(self.form, indexed=True)))
 
-    def damage(self, layer: LayerScheme, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         """See :class:`Codec`; scales of nvfp4 have no sign for engines."""
         negative = self._layout(layer) is Layout.NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any())
         return "a scale is negative" if negative else None
 
-    def read(self, listing: Listing) -> CompressedTensorsReader:
-        """See :class:`Codec`."""
-        return CompressedTensorsReader(listing, self)
-
     def documents(self, contents: Contents) -> Documents:
-        """See :class:`Codec`."""
         return Documents(section=section(contents))
 
     def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -149,26 +134,7 @@ class CompressedTensors(Codec):
     def describe(
         self, modules: Mapping[LayerScheme, Sequence[str]], kept: Sequence[str]
     ) -> Mapping[str, Any]:
-        """See :class:`Codec`."""
         return described(modules, kept)
-
-    def keeps(self, quantization: Mapping[str, Any]) -> bool:
-        """See :class:`Codec`."""
-        return self.claims(quantization)
-
-
-def decode_rows(
-    layout: Layout, tensors: Mapping[str, torch.Tensor], weight: Scheme, start: int, *, shape: tuple[int,
-    ...], dtype: torch.dtype,
-) -> QuantizedTensor:  # fmt: skip
-    """Return rows from ``start`` on, possibly from inside a block."""
-    height = blocks(weight)[0]
-    if height > 1 and start % height:
-        rows = torch.arange(start % height, start % height + shape[0]) // height
-        tensors = {**tensors, SCALE: tensors[SCALE].view(torch.uint8)[rows].view(tensors[SCALE].dtype)}
-        by_row = Granularity.group(blocks(weight)[COLUMNS])
-        weight = replace(weight, scales=(replace(weight.scales[0], granularity=by_row),))
-    return layouts.decode(layout, tensors, weight, shape=shape, dtype=dtype)
 
 
 def _codes_of_whole_words(bits: int) -> int:

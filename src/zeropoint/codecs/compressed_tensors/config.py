@@ -289,12 +289,8 @@ def _rule(arguments: Mapping[str, Any]) -> str:
 
 
 _POWERS = "float8_e8m0fnu"
-_ARGUMENTS = frozenset(
-    (
-        "actorder", "block_structure", "dynamic", "group_size", "num_bits", "observer", "observer_kwargs",
-        "scale_dtype", "strategy", "symmetric", "type", "zp_dtype",
-    )
-)  # fmt: skip
+_KEYS = ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic", "actorder")
+_ARGUMENTS = frozenset((*_KEYS, "observer", "observer_kwargs", "scale_dtype", "zp_dtype"))
 _ACT_ORDER = (True, "group", "dynamic")
 """Values of actorder under which ``weight_g_idx`` may put columns into groups out of order."""
 _IN_ORDER = (None, False, "weight", "static")

@@ -195,10 +195,17 @@ def _mlx_lm(facts: Facts) -> Iterator[Problem]:
     yield Loads.PARTLY, f"it quantizes kv_b_proj anew, so keep it ({option('ignore', '*kv_b_proj*')})"
 
 
-RULES = rules({
-    TRANSFORMERS: _transformers, VLLM: _vllm, HUMMING: _humming, SGLANG: _sglang, TENSORRT: _tensorrt,
-    LLAMA_CPP: _llama_cpp, MLX_LM: _mlx_lm,
-})  # fmt: skip
+RULES = rules(
+    {
+        TRANSFORMERS: _transformers,
+        VLLM: _vllm,
+        HUMMING: _humming,
+        SGLANG: _sglang,
+        TENSORRT: _tensorrt,
+        LLAMA_CPP: _llama_cpp,
+        MLX_LM: _mlx_lm,
+    }
+)
 
 
 def _affine(layer: LayerScheme) -> bool:

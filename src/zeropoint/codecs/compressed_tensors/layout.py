@@ -42,32 +42,40 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 
 from ...errors import CheckpointError, UnsupportedError
 from ...formats import Format, get_format
-from ...formats.torch_dtypes import dtype_of, format_of, storage_dtype
+from ...formats.torch_dtypes import dtype_of, storage_dtype
 from ...layout import packing
-from ...params import QuantizationParams
 from ...params.tensors import zero_point_dtype
 from ...schemes import Scheme, TensorScale, ZeroPoint
 from ...tensor import QuantizedTensor
 from ..block_extents import blocks, no_matrix, partial_group
-from ..protocol import TensorSpec
 from ..safetensors_dtypes import FILE_DTYPES
+from ..tensor_fields import ZERO_POINT as LAST
+from ..tensor_fields import (
+    CodeField,
+    ConstantField,
+    Field,
+    LevelField,
+    ScalarField,
+    Tensors,
+    TensorSpec,
+    WeightPart,
+)
+from ..words import words_of
 
 WORD_BITS = 32
-"""Bits of a word of pack-quantized; zero points of so many rows come out in whole words."""
+"""Bits of a word of pack-quantized; zero points of so many rows fill whole words."""
 MAX_PACKED_BITS = 8
 _KNOWN = 4096
 """Answers that are kept: a checkpoint of many tensors has few schemes and shapes."""
 
-PACKED, WEIGHT, SCALE, ZERO_POINT, SHAPE, GLOBAL_SCALE = (
-    "weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale",
-)  # fmt: skip
+PACKED, WEIGHT, SHAPE = "weight_packed", "weight", "weight_shape"
+SCALE, ZERO_POINT, GLOBAL_SCALE = "weight_scale", "weight_zero_point", "weight_global_scale"
 INPUT_SCALE, INPUT_ZERO_POINT, INPUT_GLOBAL_SCALE = "input_scale", "input_zero_point", "input_global_scale"
 """Last parts of the names of what inputs with parameters from data need."""
 
@@ -244,155 +252,79 @@ def unfit(weight: Scheme, layout: Layout, shape: tuple[int, ...]) -> str | None:
 
 
 @functools.lru_cache(maxsize=_KNOWN)
-def row_alignment(weight: Scheme) -> int:
-    """Return the row multiple for independent parts of a weight."""
-    rows = blocks(weight)[0] or 1
-    if weight.zero_point is not ZeroPoint.NONE:
-        return rows * WORD_BITS
-    return rows
+def fields_of(weight: Scheme, layout: Layout) -> tuple[Field, ...]:
+    """Return the fields of a weight.
 
-
-@functools.lru_cache(maxsize=_KNOWN)
-def tensor_specs(
-    weight: Scheme, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype
-) -> tuple[TensorSpec, ...]:
-    """Return the tensors that a weight of ``shape`` and ``dtype`` becomes.
-
-    >>> [s.suffix for s in tensor_specs(Scheme.parse("int4:g32"), Layout.PACK, (8, 64), torch.float32)]
+    >>> [field.suffix for field in fields_of(Scheme.parse("int4:g32"), Layout.PACK)]
     ['weight_packed', 'weight_scale', 'weight_shape']
     """
-    rows, columns = shape
-    if layout is Layout.PACK:
-        specs = [TensorSpec(suffix=PACKED, dtype="I32", shape=(rows, -(-columns * weight.bits // WORD_BITS)))]
-    elif layout in IN_BYTES:
-        specs = [TensorSpec(suffix=PACKED, dtype="U8", shape=(rows, columns * weight.bits // 8))]
-    else:
-        dtype_ = "I8" if weight.element.is_integer else "F8_E4M3"
-        specs = [TensorSpec(suffix=WEIGHT, dtype=dtype_, shape=shape)]
-    grid = weight.granularity.grid(shape)
-    scale = storage_dtype(weight.scales[0].format_for(format_of(dtype)))
-    name = "U8" if layout in MX else FILE_DTYPES[scale]
-    if strategy(weight) == "tensor":
-        specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=(1,), axis=None))
-    else:
-        specs.append(TensorSpec(suffix=SCALE, dtype=name, shape=grid, per=blocks(weight)[0]))
+    whole, packs = strategy(weight) == "tensor", layout is Layout.PACK
+    scale = "U8" if layout in MX else ""
+    fields: list[Field] = [
+        _codes(weight, layout),
+        ScalarField(SCALE, dtype=scale, shape=(1,)) if whole else LevelField(SCALE, dtype=scale),
+    ]
     if layout is Layout.NVFP4:
-        specs.append(TensorSpec(suffix=GLOBAL_SCALE, dtype="F32", shape=(1,), axis=None))
+        fields.append(ScalarField(GLOBAL_SCALE, level=1, shape=(1,)))
     if weight.zero_point is not ZeroPoint.NONE:
-        if _packs_zero_points(weight, layout):
-            packed = (-(-grid[0] * weight.bits // WORD_BITS), grid[1])
-            specs.append(
-                TensorSpec(suffix=ZERO_POINT, dtype="I32", shape=packed, lines=weight.bits, per=WORD_BITS)
+        one = ScalarField(ZERO_POINT, LAST, "I8", (1,)) if whole else LevelField(ZERO_POINT, LAST, "I8")
+        fields.append(PackedRows(ZERO_POINT) if packs and not whole else one)
+    if packs:
+        fields.append(ConstantField(SHAPE, lambda _, shape, __: torch.tensor(shape, dtype=torch.int64)))
+    return tuple(fields)
+
+
+def _codes(weight: Scheme, layout: Layout) -> Field:
+    if layout is Layout.PACK:
+        return CodeField(PACKED, "I32", shifted=True)
+    if layout in IN_BYTES:
+        return CodeField(PACKED, "U8")
+    return NarrowCodes(WEIGHT, "I8") if weight.element.is_integer else CodeField(WEIGHT, "F8_E4M3")
+
+
+@dataclass(frozen=True)
+class NarrowCodes(CodeField):
+    """Codes in bytes; raises CheckpointError for wider ones."""
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        low, high = (int(extreme) for extreme in torch.aminmax(lines)) if lines.numel() else (0, 0)
+        if not weight.qmin <= low <= high <= weight.qmax:
+            raise CheckpointError(
+                f"{WEIGHT} holds codes from {low} to {high}, but those of {weight.element_name} lie in "
+                f"{weight.qmin} to {weight.qmax}; the file is damaged"
             )
-        else:
-            specs.append(replace(specs[1], suffix=ZERO_POINT, dtype="I8"))
-    if layout is Layout.PACK:
-        specs.append(TensorSpec(suffix=SHAPE, dtype="I64", shape=(2,), axis=None))
-    return tuple(specs)
+        return super().numbers(lines, weight, part)
 
 
-def _packs_zero_points(weight: Scheme, layout: Layout) -> bool:
-    """Return whether zero points are packed in words, not bytes."""
-    return layout is Layout.PACK and strategy(weight) != "tensor"
+@dataclass(frozen=True)
+class PackedRows(Field):
+    """Zero points of groups, packed along the rows."""
+
+    suffix: str
+    level = LAST
+
+    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        (rows, groups), bits = weight.granularity.grid(shape), weight.bits
+        packed = (-(-rows * bits // WORD_BITS), groups)
+        return TensorSpec(suffix=self.suffix, dtype="I32", shape=packed, lines=bits, per=WORD_BITS)
+
+    def lines(self, q: QuantizedTensor) -> torch.Tensor | None:
+        assert q.zero_point is not None
+        fields = (q.zero_point + (1 << (q.scheme.bits - 1))).t().contiguous()
+        return words_of(fields, q.scheme.bits).t().contiguous()
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        bits, (rows, groups) = weight.bits, weight.granularity.grid(part.shape)
+        # By way of one axis, as in to_words.
+        stream = lines.t().reshape(-1).view(torch.uint8).view(groups, -1)
+        fields = packing.unpack(stream[:, : packing.packed_length(rows, bits)], bits, rows)
+        return (fields.t().to(torch.int32) - (1 << (bits - 1))).to(zero_point_dtype(weight)).contiguous()
 
 
-@functools.lru_cache(maxsize=64)
-def _offset_row(count: int, bits: int) -> torch.Tensor:
-    """Return the packed row to XOR: shifts codes by half their range."""
-    return packing.pack(torch.full((count,), 1 << (bits - 1)), bits)
-
-
-def to_words(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows of bytes as 32-bit words, zero-padded."""
-    padding = -rows.shape[-1] % (WORD_BITS // 8)
-    padded = torch.nn.functional.pad(rows, (0, padding)) if padding else rows
-    # By way of one axis: a single row may have any stride, and then counts as contiguous but not as words.
-    return padded.reshape(-1).view(torch.int32).view(len(padded), -1)
-
-
-def _pack_zero_point(zero: torch.Tensor, bits: int) -> torch.Tensor:
-    fields = (zero + (1 << (bits - 1))).t().contiguous()
-    return to_words(packing.pack(fields, bits)).t().contiguous()
-
-
-def _unpack_zero_point(words: torch.Tensor, bits: int, rows: int) -> torch.Tensor:
-    # By way of one axis, as in to_words.
-    stream = words.t().reshape(-1).view(torch.uint8).view(words.shape[1], -1)
-    stream = stream[:, : packing.packed_length(rows, bits)]
-    fields = packing.unpack(stream, bits, rows)
-    return fields.t().to(torch.int32) - (1 << (bits - 1))
-
-
-def encode_part(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-    """Return, by suffix, the lines of a part in each tensor.
-
-    ``q`` is a whole weight or some of its rows. Tensors that are the same for every part are left to
-    :func:`encode_constants`.
-    """
-    scheme = q.scheme
-    if layout is Layout.PACK:
-        offset = _offset_row(q.shape[1], scheme.bits)
-        lines = {PACKED: to_words(q.data ^ offset)}
-    elif layout in IN_BYTES:
-        lines = {PACKED: q.data}
-    elif layout is Layout.INT:
-        lines = {WEIGHT: q.codes}
-    else:
-        lines = {WEIGHT: q.data.view(torch.float8_e4m3fn)}
-    if strategy(scheme) != "tensor":
-        scale = q.scales[0]
-        lines[SCALE] = scale.view(torch.uint8) if scale.dtype is torch.float8_e8m0fnu else scale
-    if q.zero_point is not None:
-        lines[ZERO_POINT] = _pack_zero_point(q.zero_point, scheme.bits)
-    return lines
-
-
-def encode_constants(
-    layout: Layout, params: QuantizationParams, shape: tuple[int, ...]
-) -> dict[str, torch.Tensor]:
-    """Return, by suffix, the tensors shared by all parts."""
-    constants: dict[str, torch.Tensor] = {}
-    if strategy(params.scheme) == "tensor":
-        constants[SCALE] = params.scales[0].reshape(1)
-    if layout is Layout.NVFP4:
-        constants[GLOBAL_SCALE] = params.scales[1].reshape(1)
-    if layout is Layout.PACK:
-        constants[SHAPE] = torch.tensor(shape, dtype=torch.int64)
-    return constants
-
-
-def encode(layout: Layout, q: QuantizedTensor) -> dict[str, torch.Tensor]:
-    """Return a weight's tensors by suffix; :func:`decode` is the inverse."""
-    return {**encode_part(layout, q), **encode_constants(layout, q.params, q.shape)}
-
-
-def _narrow_codes(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Return narrow codes in bytes; raises CheckpointError for wider codes."""
-    low, high = (int(extreme) for extreme in torch.aminmax(codes)) if codes.numel() else (0, 0)
-    if not scheme.qmin <= low <= high <= scheme.qmax:
-        raise CheckpointError(
-            f"{WEIGHT} holds codes from {low} to {high}, but those of {scheme.element_name} lie in "
-            f"{scheme.qmin} to {scheme.qmax}; the file is damaged"
-        )
-    return codes
-
-
-def decode(
-    layout: Layout,
-    tensors: Mapping[str, torch.Tensor],
-    scheme: Scheme,
-    *,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> QuantizedTensor:
-    """Return the quantized tensor of ``shape`` from a layout's tensors.
-
-    dtype: of the weight before it was quantized. Scales and zero points are not judged here;
-    ``params.validate()`` does. Raises CheckpointError where a tensor is missing, or has another dtype or
-    shape than the layout says.
-    """
-    for spec in tensor_specs(scheme, layout, shape, dtype):
-        found = tensors.get(spec.suffix)
+def require_stored(weight: Scheme, layout: Layout, tensors: Tensors, part: WeightPart) -> None:
+    """Raise CheckpointError for missing tensors, and other dtypes or shapes."""
+    for field in fields_of(weight, layout):
+        spec, found = field.spec(weight, part.shape, part.dtype), tensors.get(field.suffix)
         if found is None:
             raise CheckpointError(
                 f"{spec.suffix} is missing, which {layout.value} needs; the file is incomplete"
@@ -400,29 +332,5 @@ def decode(
         if tuple(found.shape) != spec.shape or FILE_DTYPES.get(found.dtype) != spec.dtype:
             raise CheckpointError(
                 f"{spec.suffix} ({FILE_DTYPES.get(found.dtype)}, shape {tuple(found.shape)}) must be "
-                f"{spec.dtype} of shape {spec.shape} in {layout.value} for a weight of shape {shape}"
+                f"{spec.dtype} of shape {spec.shape} in {layout.value} for a weight of shape {part.shape}"
             )
-    if layout is Layout.PACK:
-        stream = tensors[PACKED].view(torch.uint8)[:, : packing.packed_length(shape[1], scheme.bits)]
-        data = stream ^ _offset_row(shape[1], scheme.bits)
-    elif scheme.element.is_integer and scheme.bits < MAX_PACKED_BITS:
-        data = packing.pack(_narrow_codes(tensors[WEIGHT], scheme), scheme.bits)
-    else:
-        name = PACKED if layout in IN_BYTES else WEIGHT
-        data = tensors[name].view(torch.uint8)
-    finest = storage_dtype(scheme.scales[0].format_for(format_of(dtype)))
-    grid = scheme.granularity.grid(shape)
-    scale = tensors[SCALE]
-    scales = [(scale.view(finest) if finest is torch.float8_e8m0fnu else scale).reshape(grid)]
-    if layout is Layout.NVFP4:
-        scales.append(tensors[GLOBAL_SCALE].reshape(scheme.scales[1].granularity.grid(shape)))
-    zero = None
-    if scheme.zero_point is not ZeroPoint.NONE:
-        zero = tensors[ZERO_POINT]
-        if _packs_zero_points(scheme, layout):
-            zero = _unpack_zero_point(zero, scheme.bits, grid[0])
-        zero = zero.reshape(grid).to(zero_point_dtype(scheme))
-    params = QuantizationParams(
-        scheme=scheme, shape=shape, scales=tuple(scales), zero_point=zero, dtype=dtype
-    )
-    return QuantizedTensor(data=data, params=params, shape=shape, dtype=dtype)

@@ -18,7 +18,6 @@ naive_quantized.py; quantization/lifecycle/forward.py) and 0.20 (compressors/nai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,8 +26,9 @@ from ...layout import packing
 from ...schemes import Scheme, ZeroPoint
 from ...tensor import QuantizedTensor
 from ..block_extents import blocks, by_column
-from ..protocol import TensorSpec
-from .layout import PACKED, WORD_BITS, ZERO_POINT, Layout, strategy, to_words
+from ..tensor_fields import Tensors, TensorSpec
+from ..words import to_words
+from .layout import PACKED, WORD_BITS, ZERO_POINT, Layout, strategy
 
 G_IDX = "weight_g_idx"
 
@@ -77,13 +77,6 @@ def stored_otherwise(layout: Layout, weight: Scheme) -> bool:
     return layout is Layout.NAIVE or (layout is Layout.INT and affine)
 
 
-def row_alignment(weight: Scheme, form: OlderForm, rows: int) -> int:
-    """Return the row multiple of parts; ``rows`` in newer files."""
-    if form.apart and weight.zero_point is not ZeroPoint.NONE:
-        return WORD_BITS // weight.bits
-    return rows
-
-
 def tensor_specs(
     specs: tuple[TensorSpec, ...], weight: Scheme, form: OlderForm, shape: tuple[int, ...]
 ) -> tuple[TensorSpec, ...]:
@@ -100,9 +93,7 @@ def tensor_specs(
     return tuple(found)
 
 
-def renewed(
-    tensors: Mapping[str, torch.Tensor], weight: Scheme, form: OlderForm, shape: tuple[int, ...]
-) -> Mapping[str, torch.Tensor]:
+def renewed(tensors: Tensors, weight: Scheme, form: OlderForm, shape: tuple[int, ...]) -> Tensors:
     """Return a part's tensors in the form of newer files."""
     if not form.apart:
         return tensors

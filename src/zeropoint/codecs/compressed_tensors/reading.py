@@ -62,7 +62,7 @@ class CompressedTensorsReader(Reader):
         weight = _with_scale_format(layer.weight, layout, dtype, tensors)
         codec = replace(self._codec, form=self._form(group, tensors, shape))
         layer = LayerScheme(codec=codec, name=str(weight), weight=weight, input=layer.input)
-        record = record_of(layer, key, tensors, shape=shape, dtype=dtype)
+        record = record_of(layer, key, tensors, Known(shape, dtype))
         if SHAPE in tensors and self._read_shape(tensors[SHAPE]) != shape:
             found = list(self._read_shape(tensors[SHAPE]))
             raise CheckpointError(f"weight_shape says {found}, but the weight has shape {list(shape)}")
@@ -99,22 +99,18 @@ class CompressedTensorsReader(Reader):
             )
 
     def kept(self) -> Callable[[str], bool]:
-        """See :class:`Reader`."""
         return lambda _: False
 
     def expects(self, module: str) -> bool:
-        """See :class:`Reader`."""
         return not self._ignored.match(module) and any(
             named.match(module, linear=True) for _, named in self._named
         )
 
     def named(self) -> Iterable[str]:
-        """See :class:`Reader`."""
         every = dict.fromkeys(target for group in self.groups for target in group.targets)
         return (target for target in every if "." in target and not target.startswith(REGEX))
 
     def input_of(self, module: str) -> Activation | None:
-        """See :class:`Reader`."""
         entries = weight_groups(self._listing.quantization)
         return next(
             read_input(entry.get("input_activations"))

@@ -74,7 +74,6 @@ class GgufFile(Container):
         return ["model.gguf"] * len(shards)
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        """See :class:`Container`."""
         return _nbytes(dtype, shape)
 
     def order(self, dtype: str) -> int:
@@ -82,14 +81,12 @@ class GgufFile(Container):
         return 0
 
     def parse(self, read: Read, size: int) -> tuple[list[Found], dict[str, GgufValue]]:
-        """See :class:`Container`."""
         try:
             return _parse(_Cursor(read, size), read, size)
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {_DAMAGED}") from error
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
-        """See :class:`Container`."""
         offsets, directory, first = array("q"), bytearray(), bytearray()
         at, alignment = 0, _alignment(metadata)
         for row in rows:

@@ -72,7 +72,6 @@ class OnnxFiles(Container):
         return [f"{shards[0]}.data"] * len(shards)
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        """See :class:`Container`."""
         if dtype not in DATA_TYPES:
             raise CheckpointError(f"dtype {dtype} has no type in ONNX; {near_misses(dtype, DATA_TYPES)}")
         return -(-math.prod(shape) * DATA_TYPES[dtype].bits // 8)

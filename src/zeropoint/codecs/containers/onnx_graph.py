@@ -216,9 +216,12 @@ def _collect(graph: Any, found: dict[str, Initializer]) -> dict[str, list[Read]]
         while name in found:
             name = f"{graph.name or 'graph'}/{name}"
         found[name] = Initializer(
-            name=name, tensor=tensor, graph=graph, reads=reads.get(tensor.name, ()),
+            name=name,
+            tensor=tensor,
+            graph=graph,
+            reads=reads.get(tensor.name, ()),
             is_output=tensor.name in outputs,
-        )  # fmt: skip
+        )
     for sparse in graph.sparse_initializer:
         if sparse.values.data_location or sparse.indices.data_location:
             name = printable(sparse.values.name)
@@ -320,11 +323,14 @@ def _of_reads(reads: Sequence[Read], dims: tuple[int, ...]) -> Use:
     before, behind = dims[:axis], dims[axis + 1 :]
     outputs = behind if transposed else before
     return Use(
-        kind="Embedding" if "Gather" in operators else "Linear", operators=operators,
-        transposed=transposed, axis=axis, kernel=1 if transposed else math.prod(behind),
+        kind="Embedding" if "Gather" in operators else "Linear",
+        operators=operators,
+        transposed=transposed,
+        axis=axis,
+        kernel=1 if transposed else math.prod(behind),
         run=dims[axis] if transposed and math.prod(before) > 1 else 0,
         spread=sum(size > 1 for size in outputs) > 1,
-    )  # fmt: skip
+    )
 
 
 def _operators(read: Read, rank: int) -> Iterator[str]:

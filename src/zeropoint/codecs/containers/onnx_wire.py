@@ -35,9 +35,9 @@ _INNER: Mapping[tuple[str, int], str] = MappingProxyType({
     (_MODEL, 7): _GRAPH, (_GRAPH, 1): _NODE, (_GRAPH, 5): _TENSOR, (_NODE, 5): _ATTRIBUTE,
     (_ATTRIBUTE, 5): _TENSOR, (_ATTRIBUTE, 6): _GRAPH, (_ATTRIBUTE, 11): _GRAPH,
 })  # fmt: skip
-_NUMBERS: Mapping[int, tuple[str, tuple[int, ...]]] = MappingProxyType({
-    4: ("float_data", (1, 14)), 9: ("raw_data", ()), 10: ("double_data", (11, 15)),
-})  # fmt: skip
+_NUMBERS: Mapping[int, tuple[str, tuple[int, ...]]] = MappingProxyType(
+    {4: ("float_data", (1, 14)), 9: ("raw_data", ()), 10: ("double_data", (11, 15))}
+)
 """Fields of numbers, and the types that they are for; raw_data are for all."""
 _DATA_TYPE = 2
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14

@@ -187,15 +187,12 @@ class Safetensors(Container):
         return [f"{Path(shards[0]).stem}{self.suffix}"] * len(shards)
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        """See :class:`Container`."""
         return math.prod(shape) * DTYPE_BITS[dtype] // 8
 
     def order(self, dtype: str) -> int:
-        """See :class:`Container`."""
         return -_ORDER[dtype]
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
-        """See :class:`Container`."""
         sizes = array("q")
 
         def counted() -> Iterator[tuple[str, str, tuple[int, ...], int]]:

@@ -31,17 +31,17 @@ _RMS = MappingProxyType({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768,
 _POST_NORMS = MappingProxyType({**POST_NORM, "post_feedforward_layernorm": "post_ffw_norm"})
 _OLMO2 = MappingProxyType({
     **{old: new for old, new in LAYERS.items() if new != "attn_norm"}, **QUERY_NORMS, **_POST_NORMS,
-})  # fmt: skip
+})
 _WINDOW = MappingProxyType({"attention.sliding_window": Key(("sliding_window",))})
 ALTERNATING = LayerKinds("layer_types", MappingProxyType({
     "sliding_attention": {"attention.sliding_window_pattern": True},
     "full_attention": {"attention.sliding_window_pattern": False},
-}))  # fmt: skip
+}))
 GRANITE = MappingProxyType({
     "attention.scale": Key(("attention_multiplier",), float),
     "embedding_scale": Key(("embedding_multiplier",), float),
     "residual_scale": Key(("residual_multiplier",), float), "logit_scale": Key(("logits_scaling",), float),
-})  # fmt: skip
+})
 """Numbers by which Granite multiplies, and the last by which it divides."""
 
 
@@ -100,12 +100,12 @@ _GEMMA3 = Family(
     layers=MappingProxyType({
         **LAYERS, **QUERY_NORMS, **_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm",
     }),
-)  # fmt: skip
+)
 _LLAMA = Family(
     architecture="llama", model_type="llama", class_name="LlamaForCausalLM", types=("mistral",),
     layers=LAYERS, halves=True, scalings=frozenset(("default", "linear", "yarn", "llama3")),
     defaults=MappingProxyType({**_RMS, "max_position_embeddings": 2048}),
-)  # fmt: skip
+)
 FAMILIES = (
     _LLAMA,
     Family(
@@ -224,4 +224,4 @@ FAMILIES = (
             "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "type_vocab_size": 2,
         }),
     ),
-)  # fmt: skip
+)

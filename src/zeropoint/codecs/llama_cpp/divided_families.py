@@ -74,7 +74,7 @@ def _deepseek(text: Config) -> Values:
         "attention.value_length": latent, "attention.key_length_mla": text["qk_nope_head_dim"] + rotated,
         "attention.value_length_mla": text["v_head_dim"], "rope.dimension_count": rotated,
         "expert_gating_func": SIGMOID if text.get("scoring_func", "sigmoid") == "sigmoid" else 1,
-    }  # fmt: skip
+    }
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope.get("mscale_all_dim"):
         values["rope.scaling.yarn_log_multiplier"] = 0.1 * float(rope["mscale_all_dim"])
@@ -106,7 +106,7 @@ def _of_deepseek(values: Mapping[str, Any]) -> dict[str, Any]:
         **found, "qk_rope_head_dim": rotated, "v_head_dim": value,
         "num_key_value_heads": values.get("attention.head_count"),
         "q_lora_rank": values.get("attention.q_lora_rank"),
-    }  # fmt: skip
+    }
 
 
 _DEEPSEEK = Family(
@@ -134,7 +134,7 @@ _DEEPSEEK = Family(
         "qk_nope_head_dim": 128, "v_head_dim": 128,
     }),
     always=MappingProxyType({"attention_bias": False}),
-)  # fmt: skip
+)
 
 
 def _interleaved(name: str) -> str:
@@ -222,13 +222,13 @@ _GPT_OSS = Family(
         "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 150000.0, "head_dim": 64,
         "sliding_window": 128,
     }),
-)  # fmt: skip
+)
 _EXPERTS = "block_sparse_moe.experts."
 _SHARED = ("shared_mlp.gate_proj.weight", "shared_mlp.up_proj.weight")
 _SHARED_MLP = MappingProxyType({
     "shared_mlp.gate_proj": "ffn_gate_shexp", "shared_mlp.up_proj": "ffn_up_shexp",
     "shared_mlp.output_linear": "ffn_down_shexp",
-})  # fmt: skip
+})
 _GRANITE_MOE = Family(
     architecture="granitemoe", model_type="granitemoe", class_name="GraniteMoeForCausalLM",
     wide=WIDE | SSM_WIDE,
@@ -242,18 +242,18 @@ _GRANITE_MOE = Family(
     defaults=MappingProxyType({
         "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 10000.0,
     }),
-)  # fmt: skip
+)
 _SHARED_SIZE = {"expert_shared_feed_forward_length": ("shared_intermediate_size",)}
 _GRANITE_SHARED = dataclasses.replace(
     _GRANITE_MOE, model_type="granitemoeshared", class_name="GraniteMoeSharedForCausalLM",
     layers=MappingProxyType({**_GRANITE_MOE.layers, **_SHARED_MLP}),
     numbers=MappingProxyType({**LOCAL_EXPERTS, **_SHARED_SIZE}),
     divided=MappingProxyType({**_GRANITE_MOE.divided, "shared_mlp.input_linear.weight": halves_of(*_SHARED)}),
-)  # fmt: skip
+)
 _MIXED = LayerKinds("layer_types", MappingProxyType({
     "linear_attention": {"attention.head_count_kv": 0},
     "full_attention": {"attention.head_count_kv": "num_key_value_heads"},
-}), MappingProxyType({"mamba": "linear_attention", "attention": "full_attention"}))  # fmt: skip
+}), MappingProxyType({"mamba": "linear_attention", "attention": "full_attention"}))
 
 
 def _has_mamba(text: Config) -> bool:
@@ -291,7 +291,7 @@ _HYBRID = dataclasses.replace(
     derived=Derived(_rotated, _of_rotated),
     defaults=MappingProxyType({**_GRANITE_MOE.defaults, "mamba_d_conv": 4, "mamba_n_groups": 1}),
     always=MappingProxyType({"mamba_proj_bias": False}),
-)  # fmt: skip
+)
 
 
 def _dense(family: Family) -> Family:
@@ -308,7 +308,7 @@ def _dense(family: Family) -> Family:
         complete=lambda text: {
             "intermediate_size": text.get("shared_intermediate_size") or text.get("intermediate_size"),
         },
-    )  # fmt: skip
+    )
 
 
 FAMILIES = (
@@ -342,4 +342,4 @@ FAMILIES = (
         _dense(_GRANITE_SHARED), architecture="granite", model_type="granitemoehybrid",
         when=lambda text: not _has_mamba(text) and not _with_experts(text),
     ),
-)  # fmt: skip
+)

@@ -34,11 +34,11 @@ from .family import (
 ROW = MappingProxyType({
     # Files of before have a vector.
     f"{FLAT}.weight": Change(shape=lambda _: Reshaped(lambda shape: shape, of_row)),
-})  # fmt: skip
+})
 SHARED_EXPERT = MappingProxyType({
     "mlp.shared_expert_gate": FLAT, "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
-})  # fmt: skip
+})
 SHARED_EXPERTS = MappingProxyType(
     {
         old.replace("shared_expert.", "shared_experts."): new
@@ -48,17 +48,17 @@ SHARED_EXPERTS = MappingProxyType(
 )
 WITH_SHARED = MappingProxyType({
     **EXPERTS, "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-})  # fmt: skip
+})
 ROUTING = MappingProxyType({
     "expert_group_count": Key(("n_group",)), "expert_group_used_count": Key(("topk_group",)),
     "leading_dense_block_count": Key(("first_k_dense_replace",)),
     "expert_shared_count": Key(("n_shared_experts",)),
     "expert_weights_scale": Key(("routed_scaling_factor",), float),
     "expert_weights_norm": Key(("norm_topk_prob",), bool),
-})  # fmt: skip
+})
 _RMS = MappingProxyType({
     "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0, "norm_topk_prob": False,
-})  # fmt: skip
+})
 
 
 QWEN_EXPERTS = MappingProxyType({**EVERYWHERE, "norm_topk_prob": True})
@@ -79,7 +79,7 @@ _QWEN2_MOE = Family(
     layers=MappingProxyType({**ATTENTION, **ROUTER, **SHARED_EXPERT}), changes=ROW,
     experts=(("mlp.experts", PROJECTIONS),), numbers=WITH_SHARED, defaults=_RMS,
     always=MappingProxyType({**EVERYWHERE, "norm_topk_prob": False}),
-)  # fmt: skip
+)
 FAMILIES = (
     Family(
         architecture="llama", model_type="mixtral", class_name="MixtralForCausalLM", halves=True, wide=WIDE,
@@ -121,4 +121,4 @@ FAMILIES = (
             "norm_topk_prob": True,
         }),
     ),
-)  # fmt: skip
+)

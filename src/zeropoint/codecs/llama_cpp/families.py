@@ -22,9 +22,11 @@ from .family import Change, Division, Family, halves_of, head_size, number_of
 _OF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 """The gate, up and down of all experts of a layer."""
 FAMILIES: tuple[Family, ...] = (
-    *decoder_families.FAMILIES, *expert_families.FAMILIES, *hybrid_families.FAMILIES,
+    *decoder_families.FAMILIES,
+    *expert_families.FAMILIES,
+    *hybrid_families.FAMILIES,
     *divided_families.FAMILIES,
-)  # fmt: skip
+)
 _NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
 """Keys of config.json without which nothing can be said."""
 _MOST_LAYERS = 1 << 12
@@ -220,12 +222,14 @@ def _form(family: Family, name: str, shape: Shape, text: Config, *, of_file: boo
     if reshaped is not None:
         shapes = (reshaped.to_model(shape), shape) if of_file else (shape, reshaped.to_file(shape))
     return StoredForm(
-        name=name, rows=RowOrder(head_size(text), 2) if halves else change.rows and change.rows(text),
-        columns=change.columns and change.columns(text), negated_exp=change.negated_exp,
+        name=name,
+        rows=RowOrder(head_size(text), 2) if halves else change.rows and change.rows(text),
+        columns=change.columns and change.columns(text),
+        negated_exp=change.negated_exp,
         plus=family.plus if norm and not change.plain else 0.0,
         float32=len(shape) < 2 or norm or module in family.wide or kind != "weight",
         shapes=None if shapes is None or shapes[0] == shapes[1] else shapes,
-    )  # fmt: skip
+    )
 
 
 @functools.lru_cache(maxsize=64)

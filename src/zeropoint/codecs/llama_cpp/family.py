@@ -162,13 +162,23 @@ def mapping(**entries: str) -> Mapping[str, str]:
     return MappingProxyType({old.replace("__", "."): new for old, new in entries.items()})
 
 
-ATTENTION = MappingProxyType({
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-})  # fmt: skip
-MLP = MappingProxyType({
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-})  # fmt: skip
+ATTENTION = MappingProxyType(
+    {
+        "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "post_attention_layernorm": "ffn_norm",
+    }
+)
+MLP = MappingProxyType(
+    {
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+)
 LAYERS = MappingProxyType({**ATTENTION, **MLP})
 QUERY_NORMS = MappingProxyType({"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"})
 POST_NORM = MappingProxyType({"post_attention_layernorm": "post_attention_norm"})
@@ -180,14 +190,20 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 ROUTER = MappingProxyType({"mlp.gate": "ffn_gate_inp"})
 FLAT = "ffn_gate_inp_shexp"
 WIDE = frozenset(("ffn_gate_inp", FLAT))
-EXPERTS = MappingProxyType({
-    # transformers 5 writes the second for Qwen3.
-    "expert_count": ("num_experts", "num_local_experts"), "expert_used_count": ("num_experts_per_tok",),
-    "expert_feed_forward_length": ("moe_intermediate_size",),
-})  # fmt: skip
-LOCAL_EXPERTS = MappingProxyType({
-    "expert_count": ("num_local_experts",), "expert_used_count": ("num_experts_per_tok",),
-})  # fmt: skip
+EXPERTS = MappingProxyType(
+    {
+        # transformers 5 writes the second for Qwen3.
+        "expert_count": ("num_experts", "num_local_experts"),
+        "expert_used_count": ("num_experts_per_tok",),
+        "expert_feed_forward_length": ("moe_intermediate_size",),
+    }
+)
+LOCAL_EXPERTS = MappingProxyType(
+    {
+        "expert_count": ("num_local_experts",),
+        "expert_used_count": ("num_experts_per_tok",),
+    }
+)
 ROUTED_EXPERTS = MappingProxyType({**EXPERTS, "expert_count": ("n_routed_experts",)})
 EVERYWHERE = MappingProxyType({"decoder_sparse_step": 1, "mlp_only_layers": ()})
 """Experts in each layer."""

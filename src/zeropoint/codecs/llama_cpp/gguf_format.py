@@ -53,25 +53,21 @@ class LlamaCppFormat(ModelFormat):
 
     @_config
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
-        """See :class:`ModelFormat`."""
         family = family_of(config)
         return None if family is None else form_of(family, name, shape, config)
 
     @_config
     def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[TensorPiece]:
-        """See :class:`ModelFormat`."""
         family = family_of(config)
         return () if family is None else pieces_of(family, name, shape, config)
 
     @_config
     def wholes(self, shapes: Mapping[str, tuple[int, ...]], config: Config) -> Sequence[Whole]:
-        """See :class:`ModelFormat`."""
         family = family_of(config)
         return () if family is None else wholes_of(family, shapes, config)
 
     @_config
     def metadata(self, model: ModelFiles) -> Metadata:
-        """See :class:`ModelFormat`."""
         if model.rewritten:
             return model.metadata
         family = family_of(model.config)
@@ -89,7 +85,6 @@ class LlamaCppFormat(ModelFormat):
 
     @_config
     def remarks(self, model: ModelFiles) -> Sequence[str]:
-        """See :class:`ModelFormat`."""
         family = family_of(model.config)
         if family is None or _is_gguf(model.metadata):
             return ()
@@ -109,7 +104,6 @@ class LlamaCppFormat(ModelFormat):
     def mixture(
         self, name: str, shapes: Mapping[str, tuple[int, ...]], config: Config
     ) -> Mapping[str, str] | None:
-        """See :class:`ModelFormat`."""
         family = family_of(config)
         if name.removesuffix(WEIGHTED) not in MIXTURES:
             return None
@@ -134,12 +128,10 @@ class LlamaCppFormat(ModelFormat):
 
     @_file
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
-        """See :class:`ModelFormat`."""
         return read_model(found, metadata, data)
 
     @_file
     def companions(self, metadata: Metadata) -> Mapping[str, str]:
-        """See :class:`ModelFormat`."""
         return tokenizer_files(PlainValues(metadata))
 
 

@@ -66,17 +66,17 @@ _LINEAR = MappingProxyType({
     "ssm_alpha.weight": _tiled(None), "ssm_beta.weight": _tiled(None), "ssm_dt.bias": _tiled(None),
     "ssm_a": _tiled(None)._replace(negated_exp=True), "ssm_norm.weight": Change(plain=True),
     "ssm_out.weight": Change(columns=_tiled(_VALUES).rows),
-})  # fmt: skip
+})
 _OF_LINEAR = MappingProxyType({
     "ssm.conv_kernel": Key(("linear_conv_kernel_dim",)), "ssm.state_size": Key(("linear_key_head_dim",)),
     "ssm.group_count": Key(("linear_num_key_heads",)),
     "ssm.time_step_rank": Key(("linear_num_value_heads",)),
     "full_attention_interval": Key(("full_attention_interval",)),
-})  # fmt: skip
+})
 _RECURRENT = LayerKinds("layer_types", MappingProxyType({
     "linear_attention": {"attention.recurrent_layers": True},
     "full_attention": {"attention.recurrent_layers": False},
-}))  # fmt: skip
+}))
 _SECTIONS = (11, 11, 10, 0)
 
 
@@ -109,7 +109,7 @@ _OF_MODELS = MappingProxyType({
     "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0, "head_dim": 256,
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, _VALUES: 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32, "norm_topk_prob": True,
-})  # fmt: skip
+})
 _QWEN35 = Family(
     architecture="qwen35", model_type="qwen3_5_text", class_name="Qwen3_5ForCausalLM", types=("qwen3_5",),
     prefixes=TEXT, left_out=OF_IMAGES + DRAFTS, plus=1.0, rotary=0.25, wide=WIDE | SSM_WIDE,
@@ -123,7 +123,7 @@ _QWEN35 = Family(
     tensors=MappingProxyType({"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}),
     changes=_LINEAR, values=_OF_LINEAR, kinds=(_RECURRENT,), complete=_every_fourth,
     derived=Derived(_with_sections, _of_linear_sizes),
-)  # fmt: skip
+)
 
 
 def _sizes(text: Config) -> tuple[int, int, int]:
@@ -166,11 +166,11 @@ _QWEN3_NEXT = dataclasses.replace(
     }),
     experts=(("mlp.experts", PROJECTIONS),), numbers=WITH_SHARED, always=QWEN_EXPERTS,
     derived=Derived(_linear_sizes, _of_linear_sizes),
-)  # fmt: skip
+)
 _CONV = LayerKinds("layer_types", MappingProxyType({
     "conv": {"attention.head_count_kv": 0},
     "full_attention": {"attention.head_count_kv": "num_key_value_heads"},
-}))  # fmt: skip
+}))
 
 
 def _lfm2(text: Config) -> Config:
@@ -207,7 +207,7 @@ _LFM2 = Family(
         "norm_eps": 1e-5, "max_position_embeddings": 128000, "rope_theta": 1e6, "conv_L_cache": 3,
         "tie_word_embeddings": True,
     }),
-)  # fmt: skip
+)
 
 
 def head_of_mamba(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -240,7 +240,7 @@ def _has_experts(text: Config) -> bool:
 MAMBA = MappingProxyType({
     "ssm_a": Change(negated_exp=True, shape=column), "ssm_d": Change(shape=column),
     "ssm_conv1d.weight": Change(shape=kernel),
-})  # fmt: skip
+})
 _NO_KEYS, _NO_WIDTH = {"attention.head_count_kv": 0}, {"feed_forward_length": 0}
 _NEMOTRON_H = Family(
     architecture="nemotron_h", model_type="nemotron_h", class_name="NemotronHForCausalLM",
@@ -277,7 +277,7 @@ _NEMOTRON_H = Family(
         "layer_norm_epsilon": 1e-5, "max_position_embeddings": 4096, "head_dim": 128, "conv_kernel": 4,
         "ssm_state_size": 128, "n_groups": 8, "mamba_num_heads": 128, "mamba_head_dim": 64,
     }),
-)  # fmt: skip
+)
 
 
 def _gemma4(text: Config) -> Config:
@@ -300,7 +300,7 @@ def _gemma4_values(text: Config) -> Values:
         "attention.key_length": wide, "attention.value_length": wide, "attention.key_length_swa": head,
         "attention.value_length_swa": head, "rope.dimension_count": wide, "rope.dimension_count_swa": head,
         "embedding_length_per_layer_input": text.get("hidden_size_per_layer_input") or 0,
-    }  # fmt: skip
+    }
     if text.get("use_double_wide_mlp"):
         values["feed_forward_length"] = [width * (1 + (at >= layers - shared)) for at in range(layers)]
     return values
@@ -319,7 +319,7 @@ def _of_gemma4(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **found, **own, "final_logit_softcapping": softcap, "attention_k_eq_v": bool(same),
         "vocab_size_per_layer_input": values.get("vocab_size"),
-    }  # fmt: skip
+    }
 
 
 _GEMMA4 = Family(
@@ -358,7 +358,7 @@ _GEMMA4 = Family(
         "rope_local_base_freq": 1e4, "num_kv_shared_layers": 0, "sliding_window": 512,
         "hidden_size_per_layer_input": 256,
     }),
-)  # fmt: skip
+)
 FAMILIES = (
     _QWEN3_NEXT,
     _QWEN35,
@@ -436,4 +436,4 @@ FAMILIES = (
         constants=MappingProxyType({}), always=MappingProxyType({}),
         derived=Derived(_gemma4_values, lambda values: {**_of_gemma4(values), "enable_moe_block": True}),
     ),
-)  # fmt: skip
+)

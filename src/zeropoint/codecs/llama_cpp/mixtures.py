@@ -70,14 +70,14 @@ MIXTURES: Mapping[str, str] = MappingProxyType({
             "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q6_k", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0",
         )
     },
-})  # fmt: skip
+})
 """The type of most tensors of each."""
 FILE_TYPES: Mapping[str, int] = MappingProxyType({
     "mostly_q4_0": 2, "mostly_q4_1": 3, "mostly_q8_0": 7, "mostly_q5_0": 8, "mostly_q5_1": 9,
     "mostly_q2_k": 10, "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16,
     "q5_k_m": 17, "mostly_q6_k": 18, "q2_k_s": 21, "mostly_iq4_nl": 25, "mostly_iq4_xs": 30,
     "mostly_tq1_0": 36, "mostly_tq2_0": 37,
-})  # fmt: skip
+})
 """The number that llama.cpp has for a file of each (``llama_ftype``)."""
 OF_IMPORTANCE = frozenset({"q2_k_s"})
 """Those that llama.cpp does not make without an importance matrix."""
@@ -91,7 +91,7 @@ _EIGHT = 8
 """Experts of Mixtral, whose attention is so small next to them that it gets more bits."""
 _OUT_OF_EIGHT = (
     "mostly_q2_k", "q3_k_s", "q3_k_m", "mostly_iq4_nl", "q4_k_s", "q4_k_m", "mostly_iq4_xs",
-)  # fmt: skip
+)
 """Mixtures in which the output of attention next to eight experts is Q5_K."""
 _RULES: tuple[tuple[str, str, Callable[[_Place], bool], str], ...] = (
     ("mostly_q2_k q2_k_s", _V, _shared, "q4_k"), ("mostly_q2_k", _V, _always, "q3_k"),
@@ -104,7 +104,7 @@ _RULES: tuple[tuple[str, str, Callable[[_Place], bool], str], ...] = (
     ("q4_k_s", _DOWN, _first_part(8), "q5_k"), ("q2_k_s", _DOWN, _first_part(8), "q4_k"),
     ("mostly_q2_k", _OUT, _always, "q3_k"), ("q3_k_m", _OUT, _always, "q4_k"),
     ("q3_k_l", _OUT, _always, "q5_k"),
-)  # fmt: skip
+)
 """Mixtures, tensor, where, and its type."""
 _PLAIN_RULES = (("mostly_iq4_nl mostly_iq4_xs", _DOWN, _first_part(8), "q5_k"),)
 """Likewise, without an importance matrix."""
@@ -116,7 +116,7 @@ _WEIGHTED_RULES = (
 SMALLER = MappingProxyType({
     "iq4_xs": "iq4_nl", "q2_k": "q4_0", "q3_k": "q4_0", "tq1_0": "q4_0", "tq2_0": "q4_0", "q4_k": "q5_0",
     "q5_k": "q5_1", "q6_k": "q8_0",
-})  # fmt: skip
+})
 """Smaller type in place of one whose block does not fit."""
 _LAYERS_70B = 80
 

@@ -71,11 +71,13 @@ def _steps(found: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     steps = found.get("pretokenizers", [found])
     return [
         (
-            step.get("type"), _spelled(step.get("pattern", {}).get("Regex")), step.get("individual_digits"),
+            step.get("type"),
+            _spelled(step.get("pattern", {}).get("Regex")),
+            step.get("individual_digits"),
             step.get("use_regex", True) if step.get("type") == "ByteLevel" else None,
         )
         for step in steps
-    ]  # fmt: skip
+    ]
 
 
 def _spelled(expression: object) -> object:

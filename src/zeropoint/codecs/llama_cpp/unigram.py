@@ -149,9 +149,11 @@ def unigram_parts(metadata: Mapping[str, Any], tokens: Sequence[str], types: Seq
     charsmap, merged = metadata.get(CHARSMAP), metadata.get(MERGED, False) is True
     prefix = merged or metadata.get(f"{PREFIX}add_space_prefix", False) is True
     mark = {
-        "type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always" if prefix else "never",
+        "type": "Metaspace",
+        "replacement": SPACE,
+        "prepend_scheme": "always" if prefix else "never",
         "split": True,
-    }  # fmt: skip
+    }
     normalizers: list[dict[str, Any]] = []
     if isinstance(charsmap, list) and charsmap:
         table = base64.b64encode(bytes(each & 0xFF for each in charsmap)).decode()
@@ -162,13 +164,15 @@ def unigram_parts(metadata: Mapping[str, Any], tokens: Sequence[str], types: Seq
     cut = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, mark]}
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
-        "pre_tokenizer": cut if merged else None, "decoder": mark,
+        "pre_tokenizer": cut if merged else None,
+        "decoder": mark,
         "model": {
-            "type": "Unigram", "unk_id": unknown if type(unknown) is int and 0 <= unknown <= last else first,
+            "type": "Unigram",
+            "unk_id": unknown if type(unknown) is int and 0 <= unknown <= last else first,
             "vocab": [[tokens[n], _short(scores[n])] for n in range(last + 1)],
             "byte_fallback": TokenType.BYTE in types,
         },
-    }  # fmt: skip
+    }
 
 
 def _short(score: float) -> float:

@@ -54,8 +54,10 @@ def tokenizer_values(
         said = "no tokenizer that is known here (tokenizer.model, tokenizer.json or vocab.txt)"
         return {f"{PREFIX}model": "none"}, [f"{said}: llama.cpp will take numbers of tokens only"]
     values: dict[str, Any] = {
-        f"{PREFIX}model": found.model, f"{PREFIX}tokens": found.tokens, f"{PREFIX}token_type": found.types,
-    }  # fmt: skip
+        f"{PREFIX}model": found.model,
+        f"{PREFIX}tokens": found.tokens,
+        f"{PREFIX}token_type": found.types,
+    }
     for key, each in (("scores", found.scores), ("merges", found.merges)):
         if each:
             values[PREFIX + key] = each
