@@ -44,7 +44,7 @@ def test_what_is_written_has_a_scale_for_each_row(tmp_path: Path) -> None:
     scale = x.float().abs().amax(1, keepdim=True) / 448
     assert torch.equal(found[f"{M}.weight_scale"], scale)
     assert torch.equal(found[f"{M}.weight"].float(), (x.float() / scale).to(torch.float8_e4m3fn).float())
-    assert found[f"{M}.input_scale_ub"].tolist() == [1200.0]
+    assert f"{M}.input_scale_ub" not in found
     section = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert section == {
         "quant_method": "fbgemm_fp8",

@@ -4,7 +4,8 @@ For the weight ``X.weight`` of shape (N, K) (all little-endian, rows one after t
 
     X.weight           F8_E4M3 [N, K]: a value is ``code * scale``
     X.weight_scale     F32 [N, 1]; BF16 and F16 are read, too
-    X.input_scale_ub   F32 [1]: the largest magnitude of an input, above which engines clip; some leave it out
+    X.input_scale_ub   F32 [1]: largest magnitude of an input, above which engines clip; read, not written:
+                       engines take it from the configuration
 
 The configuration says ``{"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0,
 "modules_to_not_convert": [...]}``. Inputs are quantized by token. Fused experts are not read.
@@ -27,7 +28,7 @@ from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Loads, fused_alike, in_turn,
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Listing, MatrixReader, float_scales, setting
-from .tensor_fields import CodeField, ConstantField, Field, LevelField, Tensors
+from .tensor_fields import CodeField, Field, LevelField, Tensors
 
 QUANT_METHOD, _KEY, _BOUND = "fbgemm_fp8", "activation_scale_ub", 1200.0
 WEIGHT, SCALE, BOUND = "weight", "weight_scale", "input_scale_ub"
@@ -81,8 +82,7 @@ class FbgemmFp8(Codec):
         return QUANT_METHOD
 
     def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
-        bound = ConstantField(BOUND, lambda *_: torch.tensor([_BOUND]))
-        return CodeField(WEIGHT, "F8_E4M3"), LevelField(SCALE), bound
+        return CodeField(WEIGHT, "F8_E4M3"), LevelField(SCALE)
 
     def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         bound = float(tensors.get(BOUND, torch.ones(1)).reshape(()))
