@@ -75,7 +75,6 @@ def test_files_of_others_are_read_with_their_values(dtype: torch.dtype, bound: b
             "weight_scale is F64, but must be one of",
         ),
         ({f"{M}.weight_scale": torch.ones(3)}, r"weight_scale is F32 of shape \[3\], but must be F32"),
-        ({f"{M}.input_scale_ub": torch.tensor([0.0])}, "input_scale_ub is 0.0, but must be positive"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_sentence(

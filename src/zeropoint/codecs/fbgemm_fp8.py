@@ -27,8 +27,8 @@ from ..schemes import PRESETS
 from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Loads, fused_alike, in_turn, linear_alone, not_gguf, rules
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
-from .records import Entry, Listing, MatrixReader, float_scales, setting
-from .tensor_fields import CodeField, Field, LevelField, Tensors
+from .records import Entry, Known, Listing, MatrixReader, Record, float_scales, setting
+from .tensor_fields import CodeField, Field, LevelField
 
 QUANT_METHOD, _KEY, _BOUND = "fbgemm_fp8", "activation_scale_ub", 1200.0
 WEIGHT, SCALE, BOUND = "weight", "weight_scale", "input_scale_ub"
@@ -40,7 +40,7 @@ _INPUT = Activation.of("float8_e4m3fn:token")
 class FbgemmReader(MatrixReader):
     """The layers of one checkpoint of FBGEMM."""
 
-    kept_key, dtype, optional = "modules_to_not_convert", torch.bfloat16, (BOUND,)
+    kept_key, dtype = "modules_to_not_convert", torch.bfloat16
 
     def __init__(self, listing: Listing, codec: Codec) -> None:
         super().__init__(listing, codec)
@@ -49,6 +49,10 @@ class FbgemmReader(MatrixReader):
     def layer(self, key: str, tensors: Mapping[str, Entry]) -> LayerScheme:
         weight = _PATTERN.scheme(8, 0, float_scales(tensors, SCALE, QUANT_METHOD))
         return LayerScheme(codec=self.codec, name=str(weight), weight=weight, input=_INPUT)
+
+    def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
+        found = super().record(key, {part: each for part, each in tensors.items() if part != BOUND}, known)
+        return replace(found, parts=(*found.parts, BOUND)) if BOUND in tensors else found
 
     def input_of(self, module: str) -> Activation | None:
         return _INPUT
@@ -83,10 +87,6 @@ class FbgemmFp8(Codec):
 
     def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
         return CodeField(WEIGHT, "F8_E4M3"), LevelField(SCALE)
-
-    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
-        bound = float(tensors.get(BOUND, torch.ones(1)).reshape(()))
-        return None if bound > 0 else f"{BOUND} is {bound}, but must be positive"
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for ambiguous names of kept modules."""
