@@ -33,7 +33,7 @@ TEXT_SUFFIXES = {
 }
 TEXT_FOLDERS = ("src", "tests", "benchmarks", "examples", "docs", ".ci", ".github")
 
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 70
 MAX_PARAMETERS = 6
 MAX_PUBLIC_NAMES = 50

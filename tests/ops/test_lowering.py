@@ -2,6 +2,7 @@
 
 import torch
 
+from zeropoint.layout.blocks import row_mapping
 from zeropoint.ops.lowering import (
     How,
     Kind,
@@ -10,7 +11,6 @@ from zeropoint.ops.lowering import (
     ScaleBy,
     ZeroPlace,
     element_of,
-    row_mapping,
     rule_of,
 )
 from zeropoint.schemes import Scheme

@@ -408,24 +408,6 @@ def addend_of(scheme: Scheme, picked: ScaleRule) -> int:
     return addends.get(picked, full - top)
 
 
-def row_mapping(
-    lead: tuple[int, ...], extents: tuple[int, ...], grid: tuple[int, ...]
-) -> tuple[int, int] | None:
-    """Return div and mod that map rows to parameter rows, or None."""
-    rows = math.prod(lead)
-    shared = [axis for axis, count in enumerate(grid) if count > 1]
-    if not shared:
-        return max(1, rows), 1
-    first, last = shared[0], shared[-1]
-    for axis in range(first, last + 1):
-        split = extents[axis] > 1
-        if split and (
-            axis != last or (lead[axis] % extents[axis] and axis != 0 and math.prod(lead[:axis]) > 1)
-        ):
-            return None
-    return math.prod(lead[last + 1 :]) * extents[last], math.prod(grid[first : last + 1])
-
-
 def needs_range(scheme: Scheme) -> bool:
     """Return whether scales follow from both extremes, not the largest magnitude.
 

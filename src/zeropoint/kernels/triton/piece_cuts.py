@@ -6,7 +6,7 @@ import functools
 import math
 from typing import NamedTuple
 
-from ...ops.lowering import row_mapping
+from ...layout.blocks import row_mapping
 from ...schemes import Granularity
 
 PIECE = 8

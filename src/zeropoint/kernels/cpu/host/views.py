@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ....ops.lowering import How, LoweredRule, row_mapping, rule_of
+from ....layout.blocks import row_mapping
+from ....ops.lowering import How, LoweredRule, rule_of
 from ....ops.lowering_refusals import rule_refusal
 from ....schemes import Scheme, ZeroPoint
 from ..machine.descriptor import RowLayout
