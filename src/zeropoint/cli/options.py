@@ -153,10 +153,10 @@ class Quantization(OptionRecord):
             metavar="NAME",
             parser=parse_method,
             help="How weights are quantized: nearest (the default), adaround, descent, ggml, gptq, hqq, mse, "
-            "mse_weighted or signround, in place of the method of a recipe. With --calibration, shift+gptq "
-            "and shift+descent come closest for their time; shift+signround then trains the codes of each "
-            "block. Steps stand before a method: awq, equalize, magr, rotate, shift and smooth, such as "
-            "awq+mse_weighted and rotate+mse; bias stands behind it, such as gptq+bias.",
+            "mse_weighted, signround or squant, in place of the method of a recipe. With --calibration, "
+            "shift+gptq and shift+descent come closest for their time; shift+signround then trains the codes "
+            "of each block. Steps stand before a method: awq, equalize, magr, os_plus, rotate, shift and "
+            "smooth, such as awq+mse_weighted and rotate+mse; bias stands behind it, such as gptq+bias.",
         ),
     ] = None
     quality: Annotated[
