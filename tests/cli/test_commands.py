@@ -15,7 +15,7 @@ from zeropoint.cli.app import app
 from zeropoint.codecs.compressed_tensors import CODEC
 from zeropoint.codecs.registry import CODECS
 from zeropoint.formats import CATALOG
-from zeropoint.methods import OF_CODES, OF_TABLES, ROTATING, methods
+from zeropoint.methods import OF_CODES, OF_TABLES, ROTATING, methods, steps
 from zeropoint.schemes import PRESETS
 
 COMMANDS = ("plan", "quantize", "convert", "rotate", "distill", "kv-scales", "inspect", "verify", "formats")
@@ -84,6 +84,8 @@ def test_help_names_every_method_of_checkpoints() -> None:
     shown = CliRunner().invoke(app, ["quantize", "--help"]).stdout
     said = " ".join(shown.split()).partition("How weights are quantized:")[2].partition(".")[0]
     assert {word.strip(",") for word in said.split()} >= methods().keys() - {*OF_CODES, *OF_TABLES, ROTATING}
+    before = " ".join(shown.split()).partition("Steps stand before a method:")[2].partition(", such as")[0]
+    assert {word.strip(",") for word in before.split()} == steps().keys() - {"bias", "lowrank"}
 
 
 def test_a_slip_in_the_name_of_a_method_brings_up_those_that_checkpoints_take(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..codecs.names import NAMES
+from ..method_names import BEFORE, OF_CHECKPOINTS
 from . import lazy
 from .arguments import (
     parse_budget,
@@ -152,11 +153,11 @@ class Quantization(OptionRecord):
         typer.Option(
             metavar="NAME",
             parser=parse_method,
-            help="How weights are quantized: nearest (the default), adaround, descent, ggml, gptq, hqq, mse, "
-            "mse_weighted, signround or squant, in place of the method of a recipe. With --calibration, "
-            "shift+gptq and shift+descent come closest for their time; shift+signround then trains the codes "
-            "of each block. Steps stand before a method: awq, equalize, magr, os_plus, rotate, shift and "
-            "smooth, such as awq+mse_weighted and rotate+mse; bias stands behind it, such as gptq+bias.",
+            help=f"How weights are quantized: {', '.join(OF_CHECKPOINTS)} (default: nearest, or the "
+            "method of a recipe). With --calibration, shift+gptq and shift+descent come closest for their "
+            "time; shift+signround then trains the codes of each block. Steps stand before a method: "
+            f"{', '.join(BEFORE)}, such as awq+mse_weighted and rotate+mse; bias stands behind it, such as "
+            "gptq+bias.",
         ),
     ] = None
     quality: Annotated[

@@ -5,6 +5,7 @@ A codec opens no file: what it needs of one, it asks of a :class:`Listing`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -362,6 +363,7 @@ class MatrixReader(Reader):
         self.listing, self.codec = listing, codec
         self.ignore = names_in(listing.quantization, self.kept_key)
 
+    @abstractmethod
     def layer(self, key: str, tensors: Mapping[str, Entry]) -> LayerScheme:
         """Return how a weight is quantized.
 
@@ -369,10 +371,7 @@ class MatrixReader(Reader):
             key: the module.
             tensors: its tensors by suffix.
 
-        Raises:
-            NotImplementedError: here; each layout has its own schemes.
         """
-        raise NotImplementedError
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:
         """See :class:`Reader`; ``key`` is the module."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -109,7 +110,7 @@ class WeightPart(NamedTuple):
         return QuantizedTensor(data=data, params=params, shape=self.shape, dtype=self.dtype)
 
 
-class Field:
+class Field(ABC):
     """A tensor of a layout with numbers of a weight.
 
     A field with an axis has :meth:`lines`, one without has :meth:`whole`.
@@ -125,6 +126,7 @@ class Field:
     level: int | None
     along: int = ROWS
 
+    @abstractmethod
     def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
         """Return the tensor of a whole weight.
 
@@ -133,7 +135,6 @@ class Field:
             shape: (out_features, in_features).
             dtype: of the weight before it is quantized.
         """
-        raise NotImplementedError
 
     def lines(self, q: QuantizedTensor) -> torch.Tensor | None:
         """Return the lines of a part, or None.
@@ -162,6 +163,7 @@ class Field:
         """
         return None
 
+    @abstractmethod
     def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
         """Return packed codes, or parameters in the shape of the part's blocks.
 
@@ -170,7 +172,6 @@ class Field:
             weight: its scheme.
             part: which one.
         """
-        raise NotImplementedError
 
 
 @functools.lru_cache(maxsize=64)
@@ -419,6 +420,9 @@ class ConstantField(Field):
 
     def whole(self, params: QuantizationParams, shape: tuple[int, ...]) -> torch.Tensor:
         return self.value(params.scheme, shape, params.dtype)
+
+    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
+        return lines
 
 
 def rows_of_blocks(tensors: Tensors, scale: str, weight: Scheme, part: WeightPart) -> tuple[Tensors, Scheme]:

@@ -4,18 +4,9 @@ A method sees the weight of one layer, its scheme, and statistics of the data th
 no model, file or recipe.
 """
 
+from ..method_names import LOSSLESS, LOSSLESS_OR_NEAREST, OF_CODES, OF_TABLES, ROTATING
 from .method import Bound, LayerData, LayerResult, Loss, Method, Report, Samples, Scope
-from .registry import (
-    LOSSLESS,
-    LOSSLESS_OR_NEAREST,
-    NEAREST,
-    OF_CODES,
-    OF_TABLES,
-    ROTATING,
-    method_named,
-    methods,
-    steps,
-)
+from .registry import NEAREST, method_named, methods, steps
 
 __all__ = [
     "LOSSLESS", "LOSSLESS_OR_NEAREST", "NEAREST", "OF_CODES", "OF_TABLES", "ROTATING", "Bound", "LayerData",

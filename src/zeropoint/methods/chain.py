@@ -14,6 +14,7 @@ from typing import cast
 import torch
 
 from ..errors import CalibrationError, RecipeError, UnsupportedError
+from ..method_names import OF_MODELS
 from ..schemes import Scheme
 from ..stats import Accumulator
 from .adaround import METHOD as ADAROUND
@@ -25,7 +26,7 @@ from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Scope
 from .mse import METHOD as MSE
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .nearest import METHOD as NEAREST
-from .registry import OF_MODELS, methods, steps
+from .registry import methods, steps
 from .rescaling import Rescaling
 from .rotate import ModelRotation, needs_checkpoint
 from .signround import METHOD as SIGNROUND

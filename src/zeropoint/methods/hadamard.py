@@ -25,13 +25,14 @@ from typing import ClassVar
 import torch
 
 from ..errors import RangeError, RecipeError, SchemeError, ShapeError, UnsupportedError
+from ..method_names import OF_CODES, ROTATING
 from ..ops.rotation import Rotation
 from ..ops.threads import gradual_underflow
 from ..schemes import Granularity, Scheme
 from ..stats import Accumulator
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Method, Scope
 from .nearest import METHOD as NEAREST
-from .registry import OF_CODES, ROTATING, method_named
+from .registry import method_named
 
 USUAL = 128
 """Most columns of a block where none is given: MR-GPTQ's and EXL3's."""

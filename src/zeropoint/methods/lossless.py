@@ -32,6 +32,7 @@ from ..formats.codes import decode
 from ..formats.torch_dtypes import format_of
 from ..functional import quantize, row_errors
 from ..layout.blocks import reduce_blocks, spread_grid
+from ..method_names import LOSSLESS
 from ..ops.row_errors import RowErrors
 from ..params import QuantizationParams
 from ..params.powers_of_two import scale_exponent
@@ -42,7 +43,6 @@ from ..schemes.scale_rules import FLOOR, LINEAR, SIGNED, Linear, Pick
 from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
-from .registry import LOSSLESS
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ..stats import Accumulator

@@ -15,6 +15,7 @@ import torch
 from ..errors import UnsupportedError
 from ..layout.blocks import reduce_blocks, spread_blocks
 from ..layout.packing import pack
+from ..method_names import LOSSLESS_OR_NEAREST
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
 from ..schemes.structure import stored_numbers
@@ -23,7 +24,6 @@ from .lossless import METHOD as LOSSLESS
 from .lossless import recoded
 from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
 from .nearest import METHOD as NEAREST
-from .registry import LOSSLESS_OR_NEAREST
 
 if TYPE_CHECKING:  # statistics are loaded where they are needed
     from ..stats import Accumulator

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RecipeError, near_misses
+from ..method_names import OF_MODELS
 from .method import Method
 from .step import Correction, Step
 
@@ -19,16 +20,6 @@ if TYPE_CHECKING:  # it loads statistics
 
 NEAREST = "nearest"
 """The method where none is named."""
-LOSSLESS, LOSSLESS_OR_NEAREST = "lossless", "lossless_or_nearest"
-OF_CODES = (LOSSLESS, LOSSLESS_OR_NEAREST)
-"""Methods that convert the codes which a weight has."""
-OF_TABLES = ("kmeans",)
-"""Methods whose codes have a format that is fitted to the weight: no file layout holds it."""
-
-ROTATING = "hadamard"
-"""What the names of methods that rotate weights begin with: what has their codes rotates inputs."""
-OF_MODELS = (*OF_CODES, *OF_TABLES, ROTATING)
-"""What the names of methods begin with that no checkpoint is quantized by."""
 
 
 def _modules() -> Iterator[Any]:

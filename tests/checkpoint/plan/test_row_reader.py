@@ -18,6 +18,7 @@ from tests.checkpoint.written import CONFIG, quantize, save, tensors_of, weight
 from tests.peers import Peer
 from tests.tensors import same_bytes
 
+from zeropoint.checkpoint.plan.expert_matrices import matrices
 from zeropoint.checkpoint.plan.float_view import as_floats
 from zeropoint.checkpoint.plan.gathered import Gathered
 from zeropoint.checkpoint.plan.rescaled import rescaled_floats
@@ -294,6 +295,24 @@ def test_channels_are_rescaled_in_the_order_of_the_model_where_a_file_has_anothe
     with opened({Q: plain}) as files:
         before, after = (reader.read(files, 0, 256, bytearray(256 * 512)) for reader in (plain, changed))
     assert same_bytes(after, fold.of(before))
+
+
+def test_the_channels_of_one_expert_are_rescaled_and_no_other_ones(tmp_path: Path) -> None:
+    write, _ = SOURCES["fused experts"]
+    floats = as_floats(open_source(write(tmp_path / "source")))
+    name = next(name for name in floats.source.entries if name.endswith("experts.down_proj"))
+    plain = floats.reader(floats.source.entries[name])
+    second = list(matrices(plain.entry))[1]
+    fold = ChannelFold(columns=torch.arange(plain.columns).remainder(7) * 8)
+    changed = rescaled_floats(floats, {f"{second.module}.weight": fold}).reader(plain.entry)
+    rows, height = plain.shape[0], second.shape[0]
+    with opened({name: plain}) as files:
+        before, after = (x.read(files, 0, rows, bytearray(rows * x.row_bytes)) for x in (plain, changed))
+    expected = before.clone()
+    expected[height : 2 * height] = fold.of(before[height : 2 * height])
+    assert rows > 2 * height
+    assert same_bytes(after, expected)
+    assert not same_bytes(after, before)
 
 
 def chain_of(reader: RowReader) -> tuple[str, ...]:

@@ -51,9 +51,11 @@ def test_the_ends_of_float32_are_those_of_the_reference(scheme: str, size: float
     x = numbers((4, 256), torch.float32, spread=1.0).clamp(-3, 3) * size
     with zp.only_backend("reference"):
         expected = zp.quantize(x, scheme)
+        values = expected.dequantize()
     found = zp.quantize(x, scheme)
     assert torch.equal(found.data, expected.data)
     assert found.params == expected.params
+    assert torch.equal(found.dequantize(), values)
 
 
 @pytest.mark.parametrize("cols", [20, 24, 3000])
@@ -95,12 +97,15 @@ def test_pairs_in_blocks_of_sixteen_are_taken_in_steps(scheme: str, cols: int, i
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_of_zeros_next_to_others_are_those_of_the_reference(zero: float, dtype: torch.dtype) -> None:
-    x = numbers((3, 96), dtype)
+@pytest.mark.parametrize("scheme", ["mx9", "mx9_element:g2:scale=floor/microexponent:scale2=floor/e5m0@g16"])
+def test_blocks_of_zeros_next_to_others_are_those_of_the_reference(
+    zero: float, dtype: torch.dtype, scheme: str
+) -> None:
+    x = numbers((3, 96), dtype, spread=1.0)
     x[1], x[:, 80:] = zero, zero
     with zp.only_backend("reference"):
-        expected = zp.quantize(x, "mx9")
-    found = zp.quantize(x, "mx9")
+        expected = zp.quantize(x, scheme)
+    found = zp.quantize(x, scheme)
     assert torch.equal(found.data, expected.data)
     assert found.params == expected.params
 

@@ -208,7 +208,7 @@ def _takes(method: str) -> bool:
 
 _MOST_BYTES = 1 << 30
 _COPIES = 1.1
-"""Memory of a running model, in its weights: 0.7 beyond the process were measured at 384 MiB."""
+"""Peak memory of a running model over the size of its weights; 0.7 was measured at 384 MiB."""
 
 
 def input_params(

@@ -36,7 +36,7 @@ RANDOM, OWN = "random", "self"
 """The words for random tokens, and for those that the model generates, in place of a file."""
 TEXT_OF_IDS = ".safetensors"
 TEXT_BYTES = 4 << 20
-"""Bytes of text that are read: 65,536 tokens, as many as are used of calibration data, have 64 each then."""
+"""Limit of the calibration text in bytes: 64 for each of the 65,536 tokens that are used at most."""
 _IDS_BYTES = 1 << 28
 _WINDOWS = {RANDOM: 8, OWN: 32}
 """Windows of tokens that no file bounds, where nobody says how many."""

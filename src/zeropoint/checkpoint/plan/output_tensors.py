@@ -194,7 +194,7 @@ class Output:
 
 
 UNIT_VALUES = 1 << 23
-"""Numbers in a unit of a weight: a tenth of a second's work, so little is lost, and few journal records."""
+"""Values of a unit: work of a tenth of a second, little to lose, and few records in the journal."""
 _WIDER = 2
 """Size of units of columns over units of rows: they read a piece of each row."""
 

@@ -204,7 +204,7 @@ def codec_for(name: str | None, to: object = None) -> Codec:
 
 
 _GROUP, _FEW_BITS = "g128", 8
-"""The granularity of presets of integers, and the bits up to which one scale for a weight is hardly meant."""
+"""Granularity of integer presets; up to this bit width, one scale for a whole weight is unusual."""
 
 
 def require_blocks(text: str, codec: Codec) -> None:

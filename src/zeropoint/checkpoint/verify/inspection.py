@@ -249,7 +249,7 @@ def _schemes(stored: StoredLayers, manifest: Manifest | None) -> tuple[SchemeSum
 
 
 _LAYERS, _BYTES = 16, 1 << 26
-"""Most layers with inspected scales, and most bytes of these scales; layers that share one are neighbors."""
+"""Limits of an inspection: layers, and bytes of their scales. Layers that share a scale are neighbors."""
 _ROOM = FOUR_OVER_SIX.factor
 _USUAL = torch.finfo(torch.float8_e4m3fn).max
 _LEAST = 2.0 ** math.floor(math.log2(_USUAL / _ROOM))

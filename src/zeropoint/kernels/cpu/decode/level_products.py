@@ -18,7 +18,7 @@ from .rows import DequantizeArrays, dequantize_rows
 TABLE = 256
 """Values of a byte."""
 TWO_VALUES, POWERS = np.uint8(5), np.uint8(6)
-"""Kinds of bytes whose values need no table: 0 and 1 alone, and E8M0, numbered behind ``HeldAs``."""
+"""Kinds of bytes that need no table: codes 0 and 1 only, and E8M0. ``HeldAs`` has the numbers below."""
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 

@@ -32,8 +32,10 @@ from .calls import GivenCall, flat_bytes, given_call
 from .views import KINDS, rows_of_levels
 
 LEVELS = 2
-_PAIR, _PAIRS, _STEP, _DOWN = 2, 8, 32, 255
-"""Values of a fine block, fine blocks of a coarse one, values of a step, the code step of -1."""
+_PAIR, _PAIRS, _STEP = 2, 8, 32
+"""Values of a pair, pairs of a block, values of a step of :mod:`..encode.power_steps`."""
+_DOWN = 255
+"""-1 as a byte: the code step of a level whose codes fall with the exponent."""
 
 
 class LevelPair(NamedTuple):

@@ -25,7 +25,7 @@ EIGHT, THREE, CHUNK = np.uint64(8), np.uint64(3), np.uint64(128)
 
 
 COUNT, NUMBERS, FIRST, LAST, MIDDLE, UNIT, POWER, SUM = (np.uint64(n * 16) for n in range(8))
-"""Where lie sums of weights, means and sums of numbers, the ends of ranges and what numbers come from."""
+"""Offsets in ``Room.blocks``: sum of weights, mean, ends and middle of the range, unit and power, sum."""
 
 
 class Room(NamedTuple):
