@@ -103,10 +103,7 @@ class HeldKernel:
 
     Tensors fit the request and are contiguous, but for the input of a ``strided`` kernel.
 
-    run: by operator, ``quantize(x, data)``, ``quantize_dynamic(x, data, params)``,
-        ``dequantize(data, params, out)``, ``fake_quantize(x, out)``,
-        ``fake_quantize_backward(grad, x, params, out)``; ``params`` is None where they were given before.
-        It writes to ``data``, ``out`` and, dynamic, ``params``.
+    run: as :meth:`Kernel.run`, always with ``out=``, and with ``params=`` unless they were given before.
     workspace_bytes: memory that the kernel holds between calls, and writes to in each.
     parameter_bytes: memory of its copies of given parameters, which no call writes to.
     allocates: why a call takes further memory that grows with the data, or None when it takes none.
@@ -115,8 +112,8 @@ class HeldKernel:
     strided: whether the input has the strides of the request.
     """
 
-    run: Callable[..., None]
-    workspace_bytes: int
+    run: Callable[..., object]
+    workspace_bytes: int = 0
     parameter_bytes: int = 0
     allocates: str | None = None
     settle: Callable[[], None] | None = None
@@ -138,10 +135,10 @@ class Kernel(Protocol):
 
 @runtime_checkable
 class PlanKernel(Kernel, Protocol):
-    """A kernel of an operator that plans offer."""
+    """A kernel that plans hold, with memory of its own where possible."""
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """Return the kernel with preallocated memory.
+    def hold(self, params: Params | None) -> HeldKernel | str:
+        """Return the kernel with preallocated memory, or why each run allocates.
 
         params: given parameters, of which the kernel keeps its own copy; None when they come with the data.
         """
@@ -341,10 +338,26 @@ def kernel_now(request: Request, only: str | None = None) -> Kernel:
 
 
 def held_kernel(request: Request, only: str | None, params: Params | None) -> HeldKernel:
-    """Return the kernel that runs ``request``, held; see :meth:`PlanKernel.hold`."""
+    """Return the kernel that runs ``request``, for a plan.
+
+    One that allocates in each run keeps copies of ``params``.
+    """
     kernel = kernel_now(request, only)
-    assert isinstance(kernel, PlanKernel), f"{request.op.value} is no operator of plans"
-    return kernel.hold(params)
+    backend = choose(request.unseeded, only).name
+    held = kernel.hold(params) if isinstance(kernel, PlanKernel) else temporaries_of(backend)
+    if isinstance(held, HeldKernel):
+        return held
+    if params is None:
+        return HeldKernel(run=kernel.run, allocates=held)
+    # Copies: later changes to the caller's tensors must not reach some plans and miss others.
+    copies = [each.detach().clone() for each in params]
+    run = functools.partial(kernel.run, params=copies)
+    return HeldKernel(run=run, parameter_bytes=sum(each.nbytes for each in copies), allocates=held)
+
+
+def temporaries_of(backend: str) -> str:
+    """Reason why the runs of a backend allocate."""
+    return f"backend {backend} computes in temporary tensors"
 
 
 @functools.lru_cache(maxsize=4096)

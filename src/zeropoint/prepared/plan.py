@@ -13,6 +13,7 @@ from ..errors import ShapeError, UnsupportedError, ZeropointError
 from ..functional import detached_params, fit_params
 from ..ops.library import chosen_backend
 from ..ops.registry import Explanation, Op, choose, explain
+from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..shown import repr_html
@@ -113,14 +114,16 @@ class Plan:
         """
         result = self._call.empty() if out is None else out
         if self.signature.reentrant:
-            return self._call.run(*inputs, out=result)
+            with gradual_underflow():
+                return self._call.run(*inputs, out=result)
         if not self._free.acquire(blocking=False):
             raise UnsupportedError(
                 "plan is running in another thread, and its workspace serves one run at a time; make one "
                 "plan for each thread"
             )
         try:
-            return self._call.run(*inputs, out=result)
+            with gradual_underflow():
+                return self._call.run(*inputs, out=result)
         finally:
             self._free.release()
 

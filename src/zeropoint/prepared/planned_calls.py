@@ -130,9 +130,9 @@ class PlannedQuantize:
         self.check(x, out=out)
         source = self._staged.ready(x)
         if given is None:
-            self._run(source, out.data, out.params.stored)
+            self._run(source, out=(out.data, out.params.stored))
             return out
-        self._run(source, out.data)
+        self._run(source, out=out.data)
         if out.params is given:
             return out
         return QuantizedTensor(data=out.data, params=given, shape=out.shape, dtype=out.dtype)
@@ -166,7 +166,10 @@ class PlannedDequantize:
     def run(self, q: QuantizedTensor, *, out: torch.Tensor) -> torch.Tensor:
         """See :class:`PlannedCall`."""
         self.check(q, out=out)
-        self._run(q.data, None if self._params is not None else q.params.stored, out)
+        if self._params is None:
+            self._run(q.data, params=q.params.stored, out=out)
+        else:
+            self._run(q.data, out=out)
         return out
 
 
@@ -205,11 +208,11 @@ class PlannedFakeQuantize:
         self.check(x, out=out)
         source = self._staged.ready(x)
         if self._codes is None:
-            self._run(source, out)
+            self._run(source, out=out)
             return out
-        params = self._codes.params.stored
-        self._choose(source, self._codes.data, params)
-        self._run(self._codes.data, params, out)
+        data, params = self._codes.data, self._codes.params.stored
+        self._choose(source, out=(data, params))
+        self._run(data, params=params, out=out)
         return out
 
 
@@ -245,11 +248,12 @@ class PlannedBackward:
         """See :class:`PlannedCall`."""
         self.check(grad, x, out=out)
         source, slope = self._staged.ready(x), self._staged_slope.ready(grad)
-        params = None
-        if self._codes is not None:
-            params = self._codes.params.stored
-            self._choose(source, self._codes.data, params)
-        self._run(slope, source, params, out)
+        if self._codes is None:
+            self._run(slope, source, out=out)
+            return out
+        params = self._codes.params.stored
+        self._choose(source, out=(self._codes.data, params))
+        self._run(slope, source, params=params, out=out)
         return out
 
 

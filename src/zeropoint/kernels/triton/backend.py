@@ -14,7 +14,6 @@ from ...formats import RoundingMode
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import linear
 from ...ops.lowering_refusals import element_refusal, rule_refusal
-from ...ops.preparation import FunctionKernel
 from ...ops.registry import HeldKernel, Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
 from ...params.tensors import Params
@@ -75,7 +74,7 @@ class TritonBackend:
 
     def prepare(self, request: Request) -> Kernel:
         """See :class:`zeropoint.ops.registry.Backend`."""
-        return _Kernel(self.name, request)
+        return _Kernel(request)
 
 
 def device_refusal(device: torch.device) -> str | None:
@@ -156,19 +155,20 @@ def _launch_of(request: Request) -> Any:
     return _LAUNCHES[request.op](request)
 
 
-class _Kernel(FunctionKernel):
-    """Kernels of one request, held by plans where runs allocate nothing."""
+class _Kernel:
+    """Kernels of one request and its seed."""
 
-    def __init__(self, backend: str, request: Request) -> None:
+    def __init__(self, request: Request) -> None:
         self.launch, self._seeded = _launch_of(request.unseeded), {}
         if request.scheme.rounding.mode is RoundingMode.STOCHASTIC and request.op in _ROUNDING:
             self._seeded = {"seed": request.scheme.rounding.seed}
         run = getattr(self.launch, request.op.value)
-        super().__init__(backend, request, functools.partial(run, **self._seeded) if self._seeded else run)
+        self.run = functools.partial(run, **self._seeded) if self._seeded else run
 
-    def hold(self, params: Params | None) -> HeldKernel:
+    def hold(self, params: Params | None) -> HeldKernel | str:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        return self.launch.hold(params, **self._seeded) or self.in_temporaries(params)
+        held: HeldKernel | str = self.launch.hold(params, **self._seeded)
+        return held
 
 
 BACKEND = TritonBackend()

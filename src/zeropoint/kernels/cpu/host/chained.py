@@ -112,15 +112,11 @@ class ChainedKernel:
         given = [scale] if chosen.zero_point is None else [scale, chosen.zero_point]
         return self._codes.run(values, given), [*chosen.tensors]
 
-    def hold(self, params: Params | None) -> HeldKernel:
+    def hold(self, _: Params | None) -> HeldKernel | str:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-
-        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
-            self.run(x, (data, params))
-
-        reason = f"{self._request.scheme.chained} are chosen in memory of each call"
-        takes = self._fused is None or self._fused.allocates
-        return HeldKernel(run=run, workspace_bytes=0, allocates=reason if takes else None)
+        if self._fused is None or self._fused.allocates:
+            return f"{self._request.scheme.chained} are chosen in memory of each call"
+        return HeldKernel(run=self.run)
 
 
 class FusedCall:

@@ -16,7 +16,7 @@ from ....errors import RangeError
 from ....ops import reference
 from ....ops.ggml import block_types
 from ....ops.reference_backend import filled
-from ....ops.registry import HeldKernel, Request
+from ....ops.registry import Request
 from ....params.tensors import Params
 from ....schemes import Scheme
 from ..machine.descriptor import OK
@@ -68,11 +68,6 @@ class RoundedBlocksKernel:
                 level.view(-1)[zero] = numbers.view(-1)
         return own
 
-    def hold(self, params: Params | None) -> HeldKernel:
+    def hold(self, _: Params | None) -> str:
         """See :class:`zeropoint.ops.registry.PlanKernel`."""
-
-        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
-            self.run(x, (data, params))
-
-        reason = "blocks of llama.cpp's types are rounded in memory of each call"
-        return HeldKernel(run=run, workspace_bytes=0, allocates=reason)
+        return "blocks of llama.cpp's types are rounded in memory of each call"
