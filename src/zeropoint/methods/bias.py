@@ -11,7 +11,6 @@ Source: Data-free quantization (Nagel et al., arXiv:1906.04721), section 4.2; he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -19,9 +18,9 @@ from typing import ClassVar
 import torch
 
 from ..ops.feedback import gram
-from ..stats import Accumulator, PairSums
+from ..stats import PairSums
 from .input_statistics import statistics_of
-from .method import SUMS, LayerData
+from .method import SUMS, LayerData, Needs
 from .step import Corrected
 
 
@@ -35,9 +34,7 @@ class BiasCorrection:
     formula: ClassVar[str] = "b + W mu - Q mu~"
     source: ClassVar[str] = "bias correction (arXiv:1906.04721, section 4.2)"
     parameter: ClassVar[str] = "bias"
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
-        {SUMS: lambda features: PairSums(features=features)}
-    )
+    takes: ClassVar[Needs] = MappingProxyType({SUMS: lambda features: PairSums(features=features)})
 
     def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
         """Return the change of the bias; CalibrationError without both sums."""

@@ -13,7 +13,6 @@ Source: Zhang et al., MagR, arXiv:2406.00800, algorithm 1, with a strength that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
@@ -22,11 +21,11 @@ import torch
 
 from ..ops.feedback import gram
 from ..schemes import Scheme
-from ..stats import Accumulator, GramMatrix
+from ..stats import GramMatrix
 from .factored import factored
 from .gptq import METHOD as GPTQ
 from .input_statistics import statistics_of
-from .method import GRAM, LayerData
+from .method import GRAM, LayerData, Needs
 from .step import Moved
 
 STRENGTHS, STEPS, ROWS = (0.0, 0.0001, 0.0005, 0.002), 30, 128
@@ -41,9 +40,7 @@ class Shrink:
     reason: ClassVar[str] = "it chooses among weights of the same outputs, and others change outputs"
     formula: ClassVar[str] = "argmin over V of (V - W) H (V - W)^T / (2 |H|) + s sum m |V|_inf over blocks"
     source: ClassVar[str] = "MagR (arXiv:2406.00800), with a strength chosen on held-out vectors"
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
-        {GRAM: lambda features: GramMatrix(features=features)}
-    )
+    takes: ClassVar[Needs] = MappingProxyType({GRAM: lambda features: GramMatrix(features=features)})
 
     def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData, scheme: Scheme) -> Moved:
         """Return the shrunk target; raises CalibrationError without statistics."""

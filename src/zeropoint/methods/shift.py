@@ -14,7 +14,6 @@ strengths of 0.25, 0.5 and 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -24,10 +23,10 @@ import torch
 from ..errors import CalibrationError
 from ..ops.feedback import gram, solve
 from ..schemes import Scheme
-from ..stats import Accumulator, CrossGram, GramMatrix
+from ..stats import CrossGram, GramMatrix
 from .factored import factored
 from .input_statistics import statistics_of
-from .method import CROSS, GRAM, LayerData, Samples
+from .method import CROSS, GRAM, LayerData, Needs, Samples
 from .step import Moved
 
 UNKNOWN = 0.25
@@ -47,7 +46,7 @@ class Shift:
     reason: ClassVar[str] = "it compensates for errors of the inputs that the codes will see"
     formula: ClassVar[str] = "W + a W (X - X~) X~^T (X~ X~^T + damping)^-1"
     source: ClassVar[str] = "GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629), Qronos (arXiv:2505.11695)"
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
+    takes: ClassVar[Needs] = MappingProxyType(
         {
             GRAM: lambda features: GramMatrix(features=features),
             CROSS: lambda features: CrossGram(features=features),
