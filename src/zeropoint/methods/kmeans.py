@@ -35,7 +35,7 @@ from .nearest import METHOD as NEAREST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedCodebook(Method):
-    """Fit the table of a codebook to a weight; its ends lie within the numbers."""
+    """Fit the table of a codebook, whose ends lie within the numbers."""
 
     name: ClassVar[str] = "kmeans"
     formula: ClassVar[str] = "argmin over the table t of sum (s min_j |t_j - w / s|)^2, s as under nearest"

@@ -46,7 +46,7 @@ from .method import NO_DATA, LayerData, LayerResult, Method, Scope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lossless(Method):
-    """Conversion of a quantized weight to another scheme with equal values, under its scales."""
+    """Conversion of a quantized weight to equal values, under its own scales."""
 
     name: ClassVar[str] = LOSSLESS
     formula: ClassVar[str] = "dequantize(result) = dequantize(codes of the weight)"

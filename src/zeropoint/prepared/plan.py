@@ -5,22 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..errors import ShapeError, UnsupportedError, ZeropointError
+from ..formats.torch_dtypes import wide_dtype
 from ..functional import detached_params, fit_params
 from ..ops.library import chosen_backend
-from ..ops.registry import Explanation, Op, choose, explain
+from ..ops.registry import Explanation, Op, Request, choose, explain
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..shown import repr_html
-from .backward import BACKWARD_PARTS, check_possible
-from .guarantee import Guarantee, guarantee_of
 from .operands import Operand
 from .planned_calls import (
+    BACKWARD_PARTS,
     PlannedBackward,
     PlannedCall,
     PlannedDequantize,
@@ -28,6 +28,7 @@ from .planned_calls import (
     PlannedQuantize,
     Signature,
     check_code_range,
+    check_possible,
 )
 
 _CALLS: dict[Op, Callable[[Signature], Any]] = {
@@ -315,3 +316,33 @@ def _plan(signature: Signature) -> Plan:
         allocates=call.allocates,
         _call=call,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guarantee:
+    """The numerical promise of a plan.
+
+    deterministic: the same input gives the same bytes in every run; stochastic rounding draws from its seed.
+    bit_stable: neither the number of threads nor the backend changes a byte.
+    arithmetic: dtype in which quotients and products are computed; steps are rounded without loss in it or in
+        a wider one.
+
+    The first two hold of every plan.
+
+    >>> Guarantee(arithmetic=torch.float32).bit_stable
+    True
+    """
+
+    deterministic: ClassVar[bool] = True
+    bit_stable: ClassVar[bool] = True
+    arithmetic: torch.dtype
+
+
+def guarantee_of(request: Request) -> Guarantee:
+    """Return the promise for ``request``, which holds of every backend.
+
+    Computation is in float64 when the values or the tensor that was quantized are, else in float32.
+    """
+    wide = {wide_dtype(request.dtype), wide_dtype(request.own_dtype)}
+    arithmetic = torch.float64 if torch.float64 in wide else torch.float32
+    return Guarantee(arithmetic=arithmetic)

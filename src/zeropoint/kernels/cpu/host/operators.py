@@ -11,6 +11,7 @@ import functools
 import numpy as np
 import torch
 
+from ....ops import reference, scale_search
 from ....ops.lowering_refusals import rule_refusal
 from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Request
@@ -21,7 +22,7 @@ from ....schemes import Granularity, Scheme
 from .. import entries
 from ..machine import descriptor as k
 from ..statistics.error_sums import ErrorArrays
-from . import memory, microexponents
+from . import memory, microexponents, statistics
 from .arrays import (
     NO_FLOATS,
     block_factors,
@@ -33,9 +34,8 @@ from .arrays import (
     value_bounds,
 )
 from .calls import ChosenScales, ScaleMemory, flat_pass, given_call, levels_call, one_pass, refuse
-from .choose import BlockScales
-from .factors import Factors, StoredScales, load_refusal
-from .scale_searches import choose_params
+from .factors import BlockScales, Factors, StoredScales, load_refusal
+from .parameter_searches import decoded, search_params
 from .statistics import Ends, TensorExtremes, coarse_scale
 from .views import stored_rule
 
@@ -292,3 +292,14 @@ class MeasureKernel(_Operator):
             share(entries.measure, args, call.rows, call.count)
         columns = sums.reshape(-1, 3)
         return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)
+
+
+def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
+    """Return the parameters that ``x`` gives."""
+    start = statistics.choose_params(x, scheme, extremes)
+    if scheme.search is None:
+        return start
+    reference.require_whole(scheme, extremes)
+    if scheme.search.factor:
+        return scale_search.chosen(x, scheme, start, decoded)
+    return search_params(x, scheme, start)
