@@ -30,33 +30,31 @@ def filled(out: Codes, data: torch.Tensor, params: Params) -> Codes:
 
 
 class ReferenceKernel:
-    """One request to the reference: ``run`` is the method of its operator."""
+    """One request to the reference.
+
+    ``run`` is the method of its operator; :class:`zeropoint.ops.registry.Op` says what that does.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request, self._scheme = request, request.scheme
         self.run = getattr(self, request.op.value)
 
     def hold(self, params: Params | None) -> HeldKernel | str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         reason = temporaries_of(REFERENCE) if params is None else in_place.refusal(self._request)
         return reason or in_place.InPlace(self._request, params or []).held()
 
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`, as for all that follow."""
         return reference.choose_params(x, self._scheme, extremes)
 
     def quantize_dynamic(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """Parameters and codes."""
         data, params = reference.quantize_dynamic(x, self._scheme, extremes)
         return (data, params) if out is None else filled(out, data, params)
 
     def quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Codes."""
         data = reference.quantize(x, self._scheme, params, self._request.code_range)
         return data if out is None else out.copy_(data)
 
     def dequantize(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Values."""
         asked = self._request
         values = reference.dequantize(
             data, self._scheme, params, shape=asked.shape, dtype=asked.dtype, own_dtype=asked.own_dtype
@@ -64,14 +62,12 @@ class ReferenceKernel:
         return values if out is None else out.copy_(values)
 
     def fake_quantize(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Values of the codes of values."""
         values = reference.fake_quantize(x, self._scheme, params, self._request.code_range)
         return values if out is None else out.copy_(values)
 
     def fake_quantize_backward(
         self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See :attr:`zeropoint.ops.registry.Op.FAKE_QUANTIZE_BACKWARD`."""
         inside = reference.inside(x, self._scheme, params, self._request.code_range)
         gradient = torch.where(inside, grad, torch.copysign(torch.zeros_like(grad), grad))
         return gradient if out is None else out.copy_(gradient)
@@ -79,31 +75,24 @@ class ReferenceKernel:
     def search_params(
         self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None
     ) -> Params:
-        """Parameters of least squared error."""
         return reference.search_params(x, self._scheme, params, importance)
 
     def search(self, x: torch.Tensor, importance: torch.Tensor | None = None) -> Codes:
-        """Codes and parameters as llama.cpp has them."""
         return block_types.search(x, self._scheme, importance)
 
     def join_blocks(self, struct: Struct, data: torch.Tensor, params: Params) -> torch.Tensor:
-        """Rows of blocks."""
         return structs.join_blocks(self._request, struct, data, params)
 
     def split_blocks(self, struct: Struct, lines: torch.Tensor) -> Codes:
-        """Codes and parameters of rows of blocks."""
         return structs.split_blocks(self._request, struct, lines)
 
     def to_lines(self, order: WordLines, data: torch.Tensor) -> torch.Tensor:
-        """Lines of words."""
         return word_lines.to_lines(data, order)
 
     def from_lines(self, order: WordLines, lines: torch.Tensor) -> torch.Tensor:
-        """Rows of codes."""
         return word_lines.from_lines(lines, order)
 
     def measure(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> RowErrors:
-        """Errors of codes, a row at a time."""
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         decoded = reference.dequantize(
             data, self._scheme, params, shape=tuple(x.shape), dtype=wide, own_dtype=x.dtype
@@ -111,8 +100,6 @@ class ReferenceKernel:
         return row_errors(x, decoded, self._scheme, params)
 
     def linear(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> layers.Layer:
-        """See :attr:`zeropoint.ops.registry.Op.LINEAR`."""
-
         def layer(x: torch.Tensor, given: Params | None) -> torch.Tensor:
             with gradual_underflow():
                 return layers.reference_linear(self._request, x, given, (weight, params), bias)
@@ -120,7 +107,6 @@ class ReferenceKernel:
         return layer
 
     def linear_values(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> layers.Layer:
-        """See :attr:`zeropoint.ops.registry.Op.LINEAR_VALUES`."""
         return layers.of_values(self.dequantize)(weight, params, bias)
 
 
@@ -131,13 +117,11 @@ class Reference:
     rank = 0
 
     def refusal(self, request: Request) -> str | None:
-        """See :class:`zeropoint.ops.registry.Backend`."""
         if request.op is Op.SEARCH:
             return block_types.refusal(request.scheme, request.shape)
         return layers.refusal(request) if request.op is Op.LINEAR else None
 
     def prepare(self, request: Request) -> Kernel:
-        """See :class:`zeropoint.ops.registry.Backend`."""
         return ReferenceKernel(request)
 
 

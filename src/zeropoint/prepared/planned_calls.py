@@ -114,11 +114,9 @@ class PlannedQuantize:
         self.settle = kernel.settle
 
     def empty(self) -> QuantizedTensor:
-        """See :class:`PlannedCall`."""
         return self._codes.empty(self._params)
 
     def check(self, x: torch.Tensor, *, out: QuantizedTensor | None = None) -> None:
-        """See :class:`PlannedCall`."""
         given = self._params
         self._operand.check("x", x)
         if out is not None:
@@ -126,7 +124,6 @@ class PlannedQuantize:
             check_apart((out.data,) if given is not None else tensors_of(out), (x,))
 
     def run(self, x: torch.Tensor, *, out: QuantizedTensor) -> QuantizedTensor:
-        """See :class:`PlannedCall`."""
         given = self._params
         self.check(x, out=out)
         source = self._staged.ready(x)
@@ -150,11 +147,9 @@ class PlannedDequantize:
         self.allocates, self.settle = kernel.allocates, kernel.settle
 
     def empty(self) -> torch.Tensor:
-        """See :class:`PlannedCall`."""
         return self._operand.empty()
 
     def check(self, q: QuantizedTensor, *, out: torch.Tensor | None = None) -> None:
-        """See :class:`PlannedCall`."""
         given = self._params
         self._codes.check("q", q, whole=given is None)
         if given is not None and q.params is not given and q.params != given:
@@ -165,7 +160,6 @@ class PlannedDequantize:
             self._operand.check_out(out, *tensors_of(q))
 
     def run(self, q: QuantizedTensor, *, out: torch.Tensor) -> torch.Tensor:
-        """See :class:`PlannedCall`."""
         self.check(q, out=out)
         if self._params is None:
             self._run(q.data, params=q.params.stored, out=out)
@@ -195,17 +189,14 @@ class PlannedFakeQuantize:
         self.allocates, self.settle = first.allocates or second.allocates, first.settle
 
     def empty(self) -> torch.Tensor:
-        """See :class:`PlannedCall`."""
         return self._operand.empty()
 
     def check(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
-        """See :class:`PlannedCall`."""
         self._operand.check("x", x)
         if out is not None:
             self._operand.check_out(out, x)
 
     def run(self, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        """See :class:`PlannedCall`."""
         self.check(x, out=out)
         source = self._staged.ready(x)
         if self._codes is None:
@@ -235,18 +226,15 @@ class PlannedBackward:
             self.allocates, self.settle = first.allocates or kernel.allocates, first.settle
 
     def empty(self) -> torch.Tensor:
-        """See :class:`PlannedCall`."""
         return self._operand.empty()
 
     def check(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
-        """See :class:`PlannedCall`."""
         self._operand.check("grad", grad)
         self._operand.check("x", x)
         if out is not None:
             self._operand.check_out(out, grad, x)
 
     def run(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        """See :class:`PlannedCall`."""
         self.check(grad, x, out=out)
         source, slope = self._staged.ready(x), self._staged_slope.ready(grad)
         if self._codes is None:
@@ -324,7 +312,6 @@ class QuantizeBackward(PlannedBackward):
         self.allocates = self.allocates or self._factors.allocates
 
     def run(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        """See :class:`PlannedCall`."""
         super().run(grad, x, out=out)
         self._factors.divide(out)
         return out
@@ -340,17 +327,14 @@ class DequantizeBackward:
         self.allocates, self.settle = self._factors.allocates, None
 
     def empty(self) -> torch.Tensor:
-        """See :class:`PlannedCall`."""
         return self._operand.empty()
 
     def check(self, grad: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
-        """See :class:`PlannedCall`."""
         self._operand.check("grad", grad)
         if out is not None:
             self._operand.check_out(out, grad)
 
     def run(self, grad: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        """See :class:`PlannedCall`."""
         self.check(grad, out=out)
         self._factors.multiply(self._staged.ready(grad), out)
         return out

@@ -49,7 +49,6 @@ class TritonBackend:
     rank = 5
 
     def refusal(self, request: Request) -> str | None:
-        """See :class:`zeropoint.ops.registry.Backend`."""
         missing = device_refusal(request.device)
         if missing is not None:
             return missing
@@ -73,7 +72,6 @@ class TritonBackend:
         return reason or self.refusal(input_request(request, 2))
 
     def prepare(self, request: Request) -> Kernel:
-        """See :class:`zeropoint.ops.registry.Backend`."""
         return _Kernel(request)
 
 
@@ -166,7 +164,6 @@ class _Kernel:
         self.run = functools.partial(run, **self._seeded) if self._seeded else run
 
     def hold(self, params: Params | None) -> HeldKernel | str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         held: HeldKernel | str = self.launch.hold(params, **self._seeded)
         return held
 

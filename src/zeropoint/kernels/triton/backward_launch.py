@@ -35,7 +35,6 @@ class Backward:
         self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None, *,
         seed: int = 0,
     ) -> torch.Tensor:  # fmt: skip
-        """See :attr:`zeropoint.ops.registry.Op.FAKE_QUANTIZE_BACKWARD`."""
         out = torch.empty(x.shape, dtype=grad.dtype, device=x.device) if out is None else out
         if 0 not in x.shape:
             self._mask(self._launch.scales(params), grad, x, out, seed)
@@ -47,7 +46,6 @@ class Backward:
         self._start(bits(x), gradient, *given, self._ends, out.view(words), numbers=(seed,))
 
     def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         if params is None and not self._launch.reads_scales:
             return ALLOCATES
         tables = self._launch.held_tables()

@@ -55,5 +55,4 @@ class ChainedLevels:
         return chains.choose(scheme, found)
 
     def hold(self, _: Params | None, **__: int) -> str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         return ALLOCATES

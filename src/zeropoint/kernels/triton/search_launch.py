@@ -53,7 +53,6 @@ class SearchedScales:
     def search_params(
         self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None
     ) -> Params:
-        """See :attr:`zeropoint.ops.registry.Op.SEARCH_PARAMS`."""
         return self._search.search_params(x, params, importance)
 
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
@@ -71,7 +70,6 @@ class SearchedScales:
         return data, params
 
     def hold(self, params: Params | None) -> HeldKernel | str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         started = ALLOCATES if isinstance(self._search, ScaleFit) else self._start.hold(params)
         if isinstance(started, str) or 0 in self._start.shape:
             return started

@@ -100,15 +100,12 @@ class TritonCounter:
     """The kernels as :class:`zeropoint.ops.registry.Counter`, on CUDA devices or in Triton's interpreter."""
 
     def takes(self, x: torch.Tensor) -> bool:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         return x.dtype in _DTYPES and device_refusal(x.device) is None
 
     def extremes(self, x: torch.Tensor, runs: Runs) -> Extremes:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         return _run("line_extremes", x, lines_of(runs))
 
     def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         width = 2 * (255 << mantissa_bits)
         lines = lines_of(runs, width)
         short = lines.shape.copies > 1 and x.numel() < 1 << 31
@@ -117,7 +114,6 @@ class TritonCounter:
         return found, counts.sum(0) if lines.shape.copies > 1 else counts[0]
 
     def sums(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         lines = lines_of(runs, LIMBS, _EACH_OF_SUMS)
         limbs, counts = _zeros(x, lines, LIMBS), _zeros(x, lines, 1)
         reach = 63 - 24 - (lines.shape.size.bit_length() - 1)

@@ -76,7 +76,6 @@ class CpuBackend:
         return view if isinstance(view, str) else None
 
     def prepare(self, request: Request) -> Kernel:
-        """See :class:`zeropoint.ops.registry.Backend`."""
         if request.op is Op.QUANTIZE_DYNAMIC and block_searches.rounds(request):
             return block_searches.RoundedBlocksKernel(request)
         if lookups.takes(request):

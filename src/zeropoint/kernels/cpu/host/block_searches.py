@@ -228,5 +228,4 @@ class RoundedBlocksKernel:
         return own
 
     def hold(self, _: Params | None) -> str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         return "blocks of llama.cpp's types are rounded in memory of each call"

@@ -90,7 +90,6 @@ class ChainedKernel:
         self._fused = fused_call(*found) or late_call(request.scheme, asked.scheme, *found[1:])
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """See :class:`zeropoint.ops.registry.Op`."""
         scheme = self._request.scheme
         if self._fused is not None and extremes is None:
             out = self._fused.empty() if out is None else out
@@ -119,7 +118,6 @@ class ChainedKernel:
         return self._codes.run(values, given), [*chosen.tensors]
 
     def hold(self, _: Params | None) -> HeldKernel | str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         if self._fused is None or self._fused.allocates:
             return f"{self._request.scheme.chained} are chosen in memory of each call"
         return HeldKernel(run=self.run)

@@ -37,7 +37,6 @@ class JoinKernel:
         self._request = request
 
     def run(self, struct: Struct, data: torch.Tensor, params: Params) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         *rows, width = grid_of(struct, self._request.shape)
         lines = memory.empty((*rows, width * struct.nbytes), torch.uint8)
         _run(self._request, struct, (data, params), lines)
@@ -51,7 +50,6 @@ class SplitKernel:
         self._request = request
 
     def run(self, struct: Struct, lines: torch.Tensor) -> tuple[torch.Tensor, Params]:
-        """See :class:`zeropoint.ops.registry.Op`."""
         scheme, shape = self._request.scheme, self._request.shape
         data = memory.empty(code_rows.packed_shape(scheme, tuple(shape)), torch.uint8)
         kinds = parameter_tensors(scheme, shape, self._request.own_dtype)
@@ -140,7 +138,6 @@ class LinesKernel:
         self._back = request.op is Op.FROM_LINES
 
     def run(self, order: WordLines, stored: torch.Tensor) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         per = len(order.places)
         if self._back:
             count, width = stored.shape[1] * max(1, per), len(stored) // max(1, per)

@@ -111,7 +111,6 @@ class LookupKernel:
         self._table = _table_of(scheme) if self._whose != OF_BLOCK else None
 
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         asked = self._request
         require_parameters(asked.scheme, params, asked.shape)
         out = memory.empty(asked.shape, asked.dtype) if out is None else out
@@ -128,7 +127,6 @@ class LookupKernel:
         return out
 
     def hold(self, _: Params | None) -> str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         return _ALLOCATES
 
 
@@ -174,7 +172,6 @@ class _TableCodes:
         self._sizes = pack(rows)
 
     def hold(self, _: Params | None) -> str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         return _ALLOCATES
 
     def _encoded(self, x: torch.Tensor, params: Params, data: torch.Tensor | None) -> torch.Tensor:
@@ -191,7 +188,6 @@ class TableEncodeKernel(_TableCodes):
     """Codes under given tables."""
 
     def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         return self._encoded(x, params, out)
 
 
@@ -199,7 +195,6 @@ class TableDynamicKernel(_TableCodes):
     """Tables of equal steps, and codes."""
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """See :class:`zeropoint.ops.registry.Op`."""
         scheme = self._request.scheme
         params = [*(self._tables_of(x) if extremes is None else reference.choose_params(x, scheme, extremes))]
         codes = self._encoded(x, params, None if out is None else out[0])
@@ -237,7 +232,6 @@ class DigitsKernel:
         self._sizes = pack(rows)
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """See :class:`zeropoint.ops.registry.Op`."""
         digits, params = self._single.run(x, None, extremes)
         data = memory.empty(self._shape, torch.uint8) if out is None else out[0]
         share(
@@ -246,5 +240,4 @@ class DigitsKernel:
         return (data, params) if out is None else filled(out, data, params)
 
     def hold(self, _: Params | None) -> str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         return "digits are made in memory of each call"

@@ -60,7 +60,6 @@ class ChooseParamsKernel(_Operator):
     """Parameters of a tensor."""
 
     def run(self, x: torch.Tensor, extremes: Ends = None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`."""
         asked = self.request
         if asked.scheme.search is not None and one_pass(asked.scheme, asked.shape, asked.dtype) is not None:
             return QuantizeDynamicKernel(asked).run(x, None, extremes)[1]
@@ -71,13 +70,11 @@ class QuantizeKernel(_Operator):
     """Codes under given parameters."""
 
     def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         out = packed_like(x, self.request.scheme) if out is None else out
         self._call.quantize(x, *self._factors(params, dividing=True), out)
         return out
 
     def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         call, divisors = self._call, Factors(self.request, params, dividing=True)
 
         def run(x: torch.Tensor, *, out: torch.Tensor) -> None:
@@ -97,7 +94,6 @@ class QuantizeDynamicKernel(_Operator):
         self._whole = request.scheme.granularity == Granularity.tensor()
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """See :class:`zeropoint.ops.registry.Op`."""
         # A row alone may be one block of a whole tensor, whose scale does not come from the row.
         if self._once is not None and not (self._whole and extremes is not None):
             return self._in_one_pass(x, out, extremes, ScaleMemory(self._once.scales))
@@ -128,7 +124,6 @@ class QuantizeDynamicKernel(_Operator):
         return out
 
     def hold(self, params: Params | None) -> HeldKernel | str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         asked, scheme, once = self.request, self.request.scheme, self._once
         if not scheme.scales:
             encode = QuantizeKernel(asked).run
@@ -183,7 +178,6 @@ class DequantizeKernel(_Operator):
         self._by_levels = levels_call(request.scheme, request.shape, request.dtype, request.own_dtype)
 
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         asked = self.request
         out = memory.empty(asked.shape, asked.dtype) if out is None else out
         if self._by_levels is not None:
@@ -196,7 +190,6 @@ class DequantizeKernel(_Operator):
         return out
 
     def hold(self, params: Params | None) -> HeldKernel | str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         scheme, own = self.request.scheme, self.request.own_dtype
         if scheme.offsets:
             return "offsets are added to products in memory of each call"
@@ -215,7 +208,6 @@ class FakeQuantizeKernel(_Operator):
     """Values of the codes of values, under given parameters."""
 
     def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         out = memory.empty(self.request.shape, self.request.dtype) if out is None else out
         factors, zeros = self._factors(params, dividing=True)
         multiplying, _ = self._factors(params, dividing=False)
@@ -223,7 +215,6 @@ class FakeQuantizeKernel(_Operator):
         return out
 
     def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         assert params is not None
         call, divisors = self._call, Factors(self.request, params, dividing=True)
         values, zeros = divisors.arrays
@@ -245,14 +236,12 @@ class BackwardKernel(_Operator):
     def run(
         self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         out = memory.empty(self.request.shape, grad.dtype) if out is None else out
         factors, zeros = self._factors(params, dividing=True)
         self._call.fake_quantize_backward(grad, x, self._bounds, factors, zeros, out)
         return out
 
     def hold(self, params: Params | None) -> HeldKernel | str:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         asked, bounds, call = self.request, self._bounds, self._call
         reason = load_refusal(asked.scheme, asked.own_dtype) if params is None else None
         if reason is not None:
@@ -271,7 +260,6 @@ class MeasureKernel(_Operator):
     """Errors of codes, a row at a time."""
 
     def run(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> RowErrors:
-        """See :class:`zeropoint.ops.registry.Op`."""
         asked, call = self.request, self._call
         sums, clipped = np.zeros(3 * call.rows), np.zeros(call.rows, np.int64)
         if call.count > 0:

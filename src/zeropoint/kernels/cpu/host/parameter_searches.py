@@ -48,7 +48,6 @@ class SearchParamsKernel:
         self._scheme = request.scheme
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`."""
         return search_params(x, self._scheme, params, importance)
 
 
@@ -150,7 +149,6 @@ class AffineSearch:
         )
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`."""
         scale, zero = (level.to(torch.float32, copy=True) for level in params)
         weights, pitch = _weights_of(importance, self._shape)
         slots = parts_for(scale.numel(), math.prod(self._shape)) if self._long else 0
@@ -202,7 +200,6 @@ class ScaleSearch:
         )
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`."""
         fine, *coarser = params
         scale = self._ladder.load(fine).to(torch.float32).contiguous()
         weights, pitch = _weights_of(importance, self._shape)
@@ -290,7 +287,6 @@ class TableSearchKernel:
         self._scheme = request.scheme
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`."""
         return block_tables.searched(x, self._scheme, params, importance, fitted_rows)
 
 
