@@ -34,7 +34,7 @@ def _float(
     )  # fmt: skip
 
 
-_NORMAL = json.loads(Path(__file__).with_name("normal_grids.json").read_text(encoding="utf-8"))
+_PAIRS = json.loads(Path(__file__).with_name("normal_grids.json").read_text(encoding="utf-8"))
 """Pairs of least squared error for normal numbers (``tests/oracles/normal_grids.py``), one after the other.
 
 A table of n vectors is a minimum of  E min_j |x - t_j|^2  over x of the standard normal distribution in the
@@ -171,7 +171,7 @@ _HIGGS16 = (
 GRIDS: MappingProxyType[str, VectorFormat] = MappingProxyType(
     {
         "higgs16": VectorFormat(rows_of(_HIGGS16, 2)),
-        **{name: VectorFormat(rows_of(numbers, 2)) for name, numbers in _NORMAL.items()},
+        **{name: VectorFormat(rows_of(tuple(numbers), 2)) for name, numbers in _PAIRS.items()},
     }
 )
 """Tables of vectors by the names that their text form takes in the place of values: ``vector2[higgs16]``."""

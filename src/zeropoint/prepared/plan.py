@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -13,31 +12,13 @@ from ..errors import ShapeError, UnsupportedError, ZeropointError
 from ..formats.torch_dtypes import wide_dtype
 from ..functional import detached_params, fit_params
 from ..ops.library import chosen_backend
-from ..ops.registry import Explanation, Op, Request, choose, explain
+from ..ops.registry import Explanation, Request, choose, explain
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..shown import repr_html
 from .operands import Operand
-from .planned_calls import (
-    BACKWARD_PARTS,
-    PlannedBackward,
-    PlannedCall,
-    PlannedDequantize,
-    PlannedFakeQuantize,
-    PlannedQuantize,
-    Signature,
-    check_code_range,
-    check_possible,
-)
-
-_CALLS: dict[Op, Callable[[Signature], Any]] = {
-    Op.QUANTIZE: PlannedQuantize,
-    Op.DEQUANTIZE: PlannedDequantize,
-    Op.FAKE_QUANTIZE: PlannedFakeQuantize,
-    Op.FAKE_QUANTIZE_BACKWARD: PlannedBackward,
-    **BACKWARD_PARTS,
-}
+from .planned_calls import CALLS, PlannedCall, Signature, check_code_range, check_possible
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -152,8 +133,9 @@ class Plan:
         Example:
             >>> plan("quantize", "int8", (4,)).synchronize()
         """
-        if self._call.settle is not None:
-            self._call.settle()
+        settle = self._call.kernel.settle
+        if settle is not None:
+            settle()
 
     def within(self, low: int, high: int) -> Plan:
         """Return the plan with codes, zero point included, clamped to ``low..high``.
@@ -270,7 +252,7 @@ def _signature(
     device: str | torch.device,
 ) -> Signature:
     operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=_resolved(device))
-    known = {member.value: member for member in _CALLS}
+    known = {member.value: member for member in CALLS}
     if op not in known:
         raise UnsupportedError(f"op (={op!r}) must be one of {', '.join(known)}")
     params = None
@@ -306,14 +288,15 @@ def _plan(signature: Signature) -> Plan:
     check_code_range(signature)
     request = signature.request(signature.op)
     chosen = choose(request, chosen_backend(signature.backend)).name
-    call = _CALLS[signature.op](signature)
+    call = CALLS[signature.op](signature)
+    kernel = call.kernel
     return Plan(
         signature=signature,
         explanation=explain(request, chosen),
         guarantee=guarantee_of(request),
-        workspace_bytes=call.workspace_bytes,
-        parameter_bytes=call.parameter_bytes,
-        allocates=call.allocates,
+        workspace_bytes=kernel.workspace_bytes,
+        parameter_bytes=kernel.parameter_bytes,
+        allocates=kernel.allocates,
         _call=call,
     )
 

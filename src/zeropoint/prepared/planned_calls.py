@@ -1,14 +1,19 @@
 """What ``run`` does, operator by operator: check the tensors, call the kernel.
 
-Each call is made of kernels that the plan holds; those without given parameters choose them from the data
-first, into memory of the plan.
+A kernel without given parameters runs under those that another one chooses from the data first, into memory
+of the plan. Two gradients stand alone, under given parameters:
+
+    quantize_backward      dx = m dv / S     m = 1 where the rounded x lies within the codes, else 0
+    dequantize_backward    dv = dy S
+
+``v`` is the number that a code represents, before zero point and scale: for integers the code itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
@@ -18,6 +23,7 @@ from ..layout.blocks import spread_blocks
 from ..ops.library import chosen_backend
 from ..ops.registry import HeldKernel, Op, Request, held_kernel
 from ..params import QuantizationParams
+from ..params.tensors import Params
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
 from .operands import Codes, Operand, Staged, bytes_of
@@ -79,16 +85,9 @@ class Signature:
 
 
 class PlannedCall(Protocol):
-    """The executable part of a plan.
+    """The executable part of a plan; kernel: what it runs, with all of its memory."""
 
-    workspace_bytes: memory held between calls that a call writes to. parameter_bytes: memory of copies of
-    given parameters. allocates: why a call takes more, or None. settle: its kernels' own.
-    """
-
-    workspace_bytes: int
-    parameter_bytes: int
-    allocates: str | None
-    settle: Callable[[], None] | None
+    kernel: HeldKernel
 
     def empty(self) -> Value:
         """Return memory for a result."""
@@ -107,11 +106,8 @@ class PlannedQuantize:
         given = signature.params is not None
         kernel = signature.kernel(Op.QUANTIZE if given else Op.QUANTIZE_DYNAMIC)
         self._operand, self._codes = signature.operand, signature.codes()
-        self._params, self._run = signature.params, kernel.run
-        self._staged = Staged(signature.operand, kernel)
-        self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
-        self.parameter_bytes, self.allocates = kernel.parameter_bytes, kernel.allocates
-        self.settle = kernel.settle
+        self._params, self._staged = signature.params, Staged(signature.operand, kernel)
+        self.kernel = with_workspace(kernel, self._staged.nbytes)
 
     def empty(self) -> QuantizedTensor:
         return self._codes.empty(self._params)
@@ -128,9 +124,9 @@ class PlannedQuantize:
         self.check(x, out=out)
         source = self._staged.ready(x)
         if given is None:
-            self._run(source, out=(out.data, out.params.stored))
+            self.kernel.run(source, out=(out.data, out.params.stored))
             return out
-        self._run(source, out=out.data)
+        self.kernel.run(source, out=out.data)
         if out.params is given:
             return out
         return QuantizedTensor(data=out.data, params=given, shape=out.shape, dtype=out.dtype)
@@ -140,11 +136,9 @@ class PlannedDequantize:
     """Values of codes."""
 
     def __init__(self, signature: Signature) -> None:
-        kernel = signature.kernel(Op.DEQUANTIZE)
+        self.kernel = signature.kernel(Op.DEQUANTIZE)
         self._operand, self._codes = signature.operand.contiguous(), signature.codes()
-        self._params, self._run = signature.params, kernel.run
-        self.workspace_bytes, self.parameter_bytes = kernel.workspace_bytes, kernel.parameter_bytes
-        self.allocates, self.settle = kernel.allocates, kernel.settle
+        self._params = signature.params
 
     def empty(self) -> torch.Tensor:
         return self._operand.empty()
@@ -162,88 +156,134 @@ class PlannedDequantize:
     def run(self, q: QuantizedTensor, *, out: torch.Tensor) -> torch.Tensor:
         self.check(q, out=out)
         if self._params is None:
-            self._run(q.data, params=q.params.stored, out=out)
+            self.kernel.run(q.data, params=q.params.stored, out=out)
         else:
-            self._run(q.data, out=out)
+            self.kernel.run(q.data, out=out)
         return out
 
 
-class PlannedFakeQuantize:
-    """Fake-quantized values of ``x``, through plan-owned codes if dynamic."""
+class PlannedValues:
+    """Values from values: fake quantization, and gradients."""
 
     def __init__(self, signature: Signature) -> None:
-        self._operand = signature.operand
-        self._codes: QuantizedTensor | None = None
-        if signature.params is not None:
-            kernel = signature.kernel(Op.FAKE_QUANTIZE)
-            self._run, self._staged = kernel.run, Staged(signature.operand, kernel)
-            self.workspace_bytes = kernel.workspace_bytes + self._staged.nbytes
-            self.parameter_bytes, self.allocates = kernel.parameter_bytes, kernel.allocates
-            self.settle = kernel.settle
-            return
-        first, second = signature.kernel(Op.QUANTIZE_DYNAMIC), signature.kernel(Op.DEQUANTIZE)
-        self._codes = signature.codes().empty(None)
-        self._choose, self._run, self._staged = first.run, second.run, Staged(signature.operand, first)
-        held = first.workspace_bytes + second.workspace_bytes + bytes_of(self._codes)
-        self.workspace_bytes, self.parameter_bytes = held + self._staged.nbytes, 0
-        self.allocates, self.settle = first.allocates or second.allocates, first.settle
+        self._names, kernel_of = _OF_VALUES[signature.op]
+        kernel, self._operand = kernel_of(signature), signature.operand
+        self._staged = [Staged(signature.operand, kernel) for _ in self._names]
+        self.kernel = with_workspace(kernel, sum(each.nbytes for each in self._staged))
 
     def empty(self) -> torch.Tensor:
         return self._operand.empty()
 
-    def check(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
-        self._operand.check("x", x)
+    def check(self, *inputs: torch.Tensor, out: torch.Tensor | None = None) -> None:
+        if len(inputs) != len(self._names):
+            raise TypeError(f"{len(inputs)} inputs must be {len(self._names)}: {', '.join(self._names)}")
+        for name, x in zip(self._names, inputs, strict=True):
+            self._operand.check(name, x)
         if out is not None:
-            self._operand.check_out(out, x)
+            self._operand.check_out(out, *inputs)
 
-    def run(self, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        self.check(x, out=out)
-        source = self._staged.ready(x)
-        if self._codes is None:
-            self._run(source, out=out)
-            return out
-        data, params = self._codes.data, self._codes.params.stored
-        self._choose(source, out=(data, params))
-        self._run(data, params=params, out=out)
+    def run(self, *inputs: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        self.check(*inputs, out=out)
+        self.kernel.run(*[staged.ready(x) for staged, x in zip(self._staged, inputs, strict=True)], out=out)
         return out
 
 
-class PlannedBackward:
-    """The straight-through gradient: the result's inside the codes, else 0."""
+def with_workspace(kernel: HeldKernel, nbytes: int) -> HeldKernel:
+    """Return a kernel with so many more bytes of workspace."""
+    return replace(kernel, workspace_bytes=kernel.workspace_bytes + nbytes)
 
-    def __init__(self, signature: Signature) -> None:
-        self._operand = signature.operand
-        self._staged, self._staged_slope = Staged(signature.operand), Staged(signature.operand)
-        kernel = signature.kernel(Op.FAKE_QUANTIZE_BACKWARD)
-        self._run, self.allocates, self.settle = kernel.run, kernel.allocates, kernel.settle
-        self.workspace_bytes = kernel.workspace_bytes + 2 * self._staged.nbytes
-        self.parameter_bytes = kernel.parameter_bytes
-        self._codes: QuantizedTensor | None = None
-        if signature.params is None:
-            first = signature.kernel(Op.QUANTIZE_DYNAMIC)
-            self._codes, self._choose = signature.codes().empty(None), first.run
-            self.workspace_bytes += first.workspace_bytes + bytes_of(self._codes)
-            self.allocates, self.settle = first.allocates or kernel.allocates, first.settle
 
-    def empty(self) -> torch.Tensor:
-        return self._operand.empty()
+def _fake_quantize(signature: Signature) -> HeldKernel:
+    """Kernel of fake quantization, through codes of the plan unless parameters are given."""
+    if signature.params is not None:
+        return signature.kernel(Op.FAKE_QUANTIZE)
+    first, second, codes = _chosen(signature, Op.DEQUANTIZE)
+    data, params = codes
 
-    def check(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
-        self._operand.check("grad", grad)
-        self._operand.check("x", x)
-        if out is not None:
-            self._operand.check_out(out, grad, x)
+    def run(x: torch.Tensor, *, out: torch.Tensor) -> None:
+        first.run(x, out=codes)
+        second.run(data, params=params, out=out)
 
-    def run(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        self.check(grad, x, out=out)
-        source, slope = self._staged.ready(x), self._staged_slope.ready(grad)
-        if self._codes is None:
-            self._run(slope, source, out=out)
-            return out
-        params = self._codes.params.stored
-        self._choose(source, out=(self._codes.data, params))
-        self._run(slope, source, params=params, out=out)
-        return out
+    return replace(second, run=run, settle=first.settle, strided=first.strided)
+
+
+def _backward(signature: Signature) -> HeldKernel:
+    """Kernel of the straight-through gradient: the result's inside the codes, else 0."""
+    if signature.params is not None:
+        return signature.kernel(Op.FAKE_QUANTIZE_BACKWARD)
+    first, second, codes = _chosen(signature, Op.FAKE_QUANTIZE_BACKWARD)
+
+    def run(grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> None:
+        first.run(x, out=codes)
+        second.run(grad, x, params=codes[1], out=out)
+
+    return replace(second, run=run, settle=first.settle)
+
+
+def _chosen(signature: Signature, op: Op) -> tuple[HeldKernel, HeldKernel, tuple[torch.Tensor, Params]]:
+    """Kernel that chooses codes and parameters, kernel for ``op`` with the memory of all, and these."""
+    first, second = signature.kernel(Op.QUANTIZE_DYNAMIC), signature.kernel(op)
+    codes = signature.codes().empty(None)
+    held = with_workspace(second, first.workspace_bytes + bytes_of(codes))
+    held = replace(held, allocates=first.allocates or second.allocates)
+    return first, held, (codes.data, codes.params.stored)
+
+
+def _quantize_backward(signature: Signature) -> HeldKernel:
+    """Kernel of the gradient of codes to values."""
+    scale, reason = _element_scale(signature, dividing=True)
+    kernel = signature.kernel(Op.FAKE_QUANTIZE_BACKWARD)
+    if scale is None:
+        return kernel
+
+    def run(grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> None:
+        kernel.run(grad, x, out=out)
+        out.div_(scale)
+
+    nbytes = kernel.parameter_bytes + scale.nbytes
+    return replace(kernel, run=run, parameter_bytes=nbytes, allocates=kernel.allocates or reason)
+
+
+def _dequantize_backward(signature: Signature) -> HeldKernel:
+    """Kernel of the gradient of values to codes."""
+    scale, reason = _element_scale(signature, dividing=False)
+    if scale is None:
+        return HeldKernel(run=lambda grad, *, out: out.copy_(grad))
+
+    def run(grad: torch.Tensor, *, out: torch.Tensor) -> None:
+        torch.mul(grad, scale, out=out)
+
+    return HeldKernel(run=run, parameter_bytes=scale.nbytes, allocates=reason)
+
+
+def _element_scale(signature: Signature, *, dividing: bool) -> tuple[torch.Tensor | None, str | None]:
+    """Scales of elements, or a broadcastable one, None for 1; and why a product allocates."""
+    check_possible(signature)
+    params, dtype = signature.params, signature.operand.dtype
+    assert params is not None
+    scale = params.effective_scale()
+    if scale is None:
+        return None, None
+    # A block whose scale was lost is a constant.
+    scale = torch.where(scale == 0, torch.inf, scale) if dividing else scale
+    spread = spread_blocks(scale.detach(), params.scheme.granularity, params.shape).clone()
+    wide = f"{dtype} is multiplied in temporary tensors of {torch.float32}"
+    return spread, wide if spread.dtype is not dtype else None
+
+
+_OF_VALUES: dict[Op, tuple[tuple[str, ...], Callable[[Signature], HeldKernel]]] = {
+    Op.FAKE_QUANTIZE: (("x",), _fake_quantize),
+    Op.FAKE_QUANTIZE_BACKWARD: (("grad", "x"), _backward),
+    Op.QUANTIZE_BACKWARD: (("grad", "x"), _quantize_backward),
+    Op.DEQUANTIZE_BACKWARD: (("grad",), _dequantize_backward),
+}
+"""Inputs and kernel of each operator from values to values."""
+CALLS: dict[Op, Callable[[Signature], Any]] = {
+    Op.QUANTIZE: PlannedQuantize,
+    Op.DEQUANTIZE: PlannedDequantize,
+    **dict.fromkeys(_OF_VALUES, PlannedValues),
+}
+"""What is planned for each operator."""
 
 
 def check_code_range(signature: Signature) -> None:
@@ -266,79 +306,7 @@ def check_code_range(signature: Signature) -> None:
 
 def check_possible(signature: Signature) -> None:
     """Raise UnsupportedError for gradients without given parameters."""
-    if signature.op in BACKWARD_PARTS and signature.params is None:
+    if signature.op in (Op.QUANTIZE_BACKWARD, Op.DEQUANTIZE_BACKWARD) and signature.params is None:
         raise UnsupportedError(
             f"{signature.op.value} needs given parameters, whose gradient it is; pass QuantizationParams"
         )
-
-
-class _Factors:
-    """Scales of elements, or a broadcastable one; None means 1."""
-
-    def __init__(self, signature: Signature, *, dividing: bool) -> None:
-        check_possible(signature)
-        params = signature.params
-        assert params is not None
-        scale, self._values = params.effective_scale(), None
-        if scale is not None:
-            # A block whose scale was lost is a constant.
-            scale = torch.where(scale == 0, torch.inf, scale) if dividing else scale
-            self._values = spread_blocks(scale.detach(), params.scheme.granularity, params.shape).clone()
-        self.nbytes = 0 if self._values is None else self._values.nbytes
-        narrow = self._values is not None and self._values.dtype is not signature.operand.dtype
-        dtype = signature.operand.dtype
-        self.allocates = f"{dtype} is multiplied in temporary tensors of {torch.float32}" if narrow else None
-
-    def divide(self, grad: torch.Tensor) -> None:
-        """Divide ``grad`` in place."""
-        if self._values is not None:
-            grad.div_(self._values)
-
-    def multiply(self, grad: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the product to ``out``."""
-        if self._values is None:
-            out.copy_(grad)
-        else:
-            torch.mul(grad, self._values, out=out)
-
-
-class QuantizeBackward(PlannedBackward):
-    """The gradient of codes to values."""
-
-    def __init__(self, signature: Signature) -> None:
-        self._factors = _Factors(signature, dividing=True)
-        super().__init__(signature)
-        self.parameter_bytes += self._factors.nbytes
-        self.allocates = self.allocates or self._factors.allocates
-
-    def run(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        super().run(grad, x, out=out)
-        self._factors.divide(out)
-        return out
-
-
-class DequantizeBackward:
-    """The gradient of values to codes."""
-
-    def __init__(self, signature: Signature) -> None:
-        self._operand, self._staged = signature.operand, Staged(signature.operand)
-        self._factors = _Factors(signature, dividing=False)
-        self.workspace_bytes, self.parameter_bytes = self._staged.nbytes, self._factors.nbytes
-        self.allocates, self.settle = self._factors.allocates, None
-
-    def empty(self) -> torch.Tensor:
-        return self._operand.empty()
-
-    def check(self, grad: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
-        self._operand.check("grad", grad)
-        if out is not None:
-            self._operand.check_out(out, grad)
-
-    def run(self, grad: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        self.check(grad, out=out)
-        self._factors.multiply(self._staged.ready(grad), out)
-        return out
-
-
-BACKWARD_PARTS = {Op.QUANTIZE_BACKWARD: QuantizeBackward, Op.DEQUANTIZE_BACKWARD: DequantizeBackward}
-"""Operator to its call."""
