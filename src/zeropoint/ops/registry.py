@@ -22,6 +22,7 @@ from ..layout.runs import Runs
 from ..params.tensors import Params
 from ..schemes import Scheme
 from .feedback_grid import Grid, TriangularFactors
+from .threads import gradual_underflow
 
 
 class Op(enum.Enum):
@@ -101,7 +102,8 @@ class Request:
 class HeldKernel:
     """A kernel with preallocated memory; its inputs are trusted.
 
-    Tensors fit the request and are contiguous, but for the input of a ``strided`` kernel.
+    Tensors fit the request and are contiguous, but for the input of a ``strided`` kernel. Under parameters of
+    each run, it runs inside of :func:`.threads.gradual_underflow`.
 
     run: as :meth:`Kernel.run`, always with ``out=``, and with ``params=`` unless they were given before.
     workspace_bytes: memory that the kernel holds between calls, and writes to in each.
@@ -347,12 +349,15 @@ def held_kernel(request: Request, only: str | None, params: Params | None) -> He
     held = kernel.hold(params) if isinstance(kernel, PlanKernel) else temporaries_of(backend)
     if isinstance(held, HeldKernel):
         return held
-    if params is None:
-        return HeldKernel(run=kernel.run, allocates=held)
     # Copies: later changes to the caller's tensors must not reach some plans and miss others.
-    copies = [each.detach().clone() for each in params]
-    run = functools.partial(kernel.run, params=copies)
-    return HeldKernel(run=run, parameter_bytes=sum(each.nbytes for each in copies), allocates=held)
+    given = {} if params is None else {"params": [each.detach().clone() for each in params]}
+
+    def run(*inputs: torch.Tensor, **named: Any) -> None:
+        with gradual_underflow():
+            kernel.run(*inputs, **given, **named)
+
+    nbytes = sum(each.nbytes for each in given.get("params", ()))
+    return HeldKernel(run=run, parameter_bytes=nbytes, allocates=held)
 
 
 def temporaries_of(backend: str) -> str:

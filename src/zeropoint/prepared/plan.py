@@ -96,8 +96,7 @@ class Plan:
         """
         result = self._call.empty() if out is None else out
         if self.signature.reentrant:
-            with gradual_underflow():
-                return self._call.run(*inputs, out=result)
+            return self._call.run(*inputs, out=result)
         if not self._free.acquire(blocking=False):
             raise UnsupportedError(
                 "plan is running in another thread, and its workspace serves one run at a time; make one "

@@ -22,6 +22,7 @@ from ..functional import check_apart, tensors_of
 from ..layout.blocks import spread_blocks
 from ..ops.library import chosen_backend
 from ..ops.registry import HeldKernel, Op, Request, held_kernel
+from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..params.tensors import Params
 from ..schemes import Scheme
@@ -85,7 +86,10 @@ class Signature:
 
 
 class PlannedCall(Protocol):
-    """The executable part of a plan; kernel: what it runs, with all of its memory."""
+    """The executable part of a plan.
+
+    kernel: runs, with all memory of the plan.
+    """
 
     kernel: HeldKernel
 
@@ -107,7 +111,7 @@ class PlannedQuantize:
         kernel = signature.kernel(Op.QUANTIZE if given else Op.QUANTIZE_DYNAMIC)
         self._operand, self._codes = signature.operand, signature.codes()
         self._params, self._staged = signature.params, Staged(signature.operand, kernel)
-        self.kernel = with_workspace(kernel, self._staged.nbytes)
+        self.kernel, self._run = with_workspace(kernel, self._staged.nbytes), kernel.run
 
     def empty(self) -> QuantizedTensor:
         return self._codes.empty(self._params)
@@ -124,9 +128,9 @@ class PlannedQuantize:
         self.check(x, out=out)
         source = self._staged.ready(x)
         if given is None:
-            self.kernel.run(source, out=(out.data, out.params.stored))
+            self._run(source, out=(out.data, out.params.stored))
             return out
-        self.kernel.run(source, out=out.data)
+        self._run(source, out=out.data)
         if out.params is given:
             return out
         return QuantizedTensor(data=out.data, params=given, shape=out.shape, dtype=out.dtype)
@@ -163,28 +167,45 @@ class PlannedDequantize:
 
 
 class PlannedValues:
-    """Values from values: fake quantization, and gradients."""
+    """Values from values ``x``, or from a gradient."""
 
     def __init__(self, signature: Signature) -> None:
-        self._names, kernel_of = _OF_VALUES[signature.op]
-        kernel, self._operand = kernel_of(signature), signature.operand
-        self._staged = [Staged(signature.operand, kernel) for _ in self._names]
-        self.kernel = with_workspace(kernel, sum(each.nbytes for each in self._staged))
+        kernel, self._operand = _OF_VALUES[signature.op](signature), signature.operand
+        self._name = "grad" if signature.op is Op.DEQUANTIZE_BACKWARD else "x"
+        self._staged, self._run = Staged(signature.operand, kernel), kernel.run
+        self.kernel = with_workspace(kernel, self._staged.nbytes)
 
     def empty(self) -> torch.Tensor:
         return self._operand.empty()
 
-    def check(self, *inputs: torch.Tensor, out: torch.Tensor | None = None) -> None:
-        if len(inputs) != len(self._names):
-            raise TypeError(f"{len(inputs)} inputs must be {len(self._names)}: {', '.join(self._names)}")
-        for name, x in zip(self._names, inputs, strict=True):
-            self._operand.check(name, x)
+    def check(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
+        self._operand.check(self._name, x)
         if out is not None:
-            self._operand.check_out(out, *inputs)
+            self._operand.check_out(out, x)
 
-    def run(self, *inputs: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        self.check(*inputs, out=out)
-        self.kernel.run(*[staged.ready(x) for staged, x in zip(self._staged, inputs, strict=True)], out=out)
+    def run(self, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        self.check(x, out=out)
+        self._run(self._staged.ready(x), out=out)
+        return out
+
+
+class PlannedGradient(PlannedValues):
+    """Values from a gradient and ``x``."""
+
+    def __init__(self, signature: Signature) -> None:
+        super().__init__(signature)
+        self._slope = Staged(signature.operand)
+        self.kernel = with_workspace(self.kernel, self._slope.nbytes)
+
+    def check(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:  # type: ignore[override]
+        self._operand.check("grad", grad)
+        super().check(x, out=out)
+        if out is not None:
+            self._operand.check_out(out, grad)
+
+    def run(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        self.check(grad, x, out=out)
+        self._run(self._slope.ready(grad), self._staged.ready(x), out=out)
         return out
 
 
@@ -194,7 +215,7 @@ def with_workspace(kernel: HeldKernel, nbytes: int) -> HeldKernel:
 
 
 def _fake_quantize(signature: Signature) -> HeldKernel:
-    """Kernel of fake quantization, through codes of the plan unless parameters are given."""
+    """Kernel of fake quantization, through codes of the plan if dynamic."""
     if signature.params is not None:
         return signature.kernel(Op.FAKE_QUANTIZE)
     first, second, codes = _chosen(signature, Op.DEQUANTIZE)
@@ -221,7 +242,10 @@ def _backward(signature: Signature) -> HeldKernel:
 
 
 def _chosen(signature: Signature, op: Op) -> tuple[HeldKernel, HeldKernel, tuple[torch.Tensor, Params]]:
-    """Kernel that chooses codes and parameters, kernel for ``op`` with the memory of all, and these."""
+    """Kernel that chooses codes, kernel for ``op``, and the plan's codes.
+
+    The second one has the memory of all.
+    """
     first, second = signature.kernel(Op.QUANTIZE_DYNAMIC), signature.kernel(op)
     codes = signature.codes().empty(None)
     held = with_workspace(second, first.workspace_bytes + bytes_of(codes))
@@ -238,7 +262,8 @@ def _quantize_backward(signature: Signature) -> HeldKernel:
 
     def run(grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> None:
         kernel.run(grad, x, out=out)
-        out.div_(scale)
+        with gradual_underflow():
+            out.div_(scale)
 
     nbytes = kernel.parameter_bytes + scale.nbytes
     return replace(kernel, run=run, parameter_bytes=nbytes, allocates=kernel.allocates or reason)
@@ -251,13 +276,17 @@ def _dequantize_backward(signature: Signature) -> HeldKernel:
         return HeldKernel(run=lambda grad, *, out: out.copy_(grad))
 
     def run(grad: torch.Tensor, *, out: torch.Tensor) -> None:
-        torch.mul(grad, scale, out=out)
+        with gradual_underflow():
+            torch.mul(grad, scale, out=out)
 
     return HeldKernel(run=run, parameter_bytes=scale.nbytes, allocates=reason)
 
 
 def _element_scale(signature: Signature, *, dividing: bool) -> tuple[torch.Tensor | None, str | None]:
-    """Scales of elements, or a broadcastable one, None for 1; and why a product allocates."""
+    """Scales of elements, or a broadcastable one; and why products allocate.
+
+    None stands for 1.
+    """
     check_possible(signature)
     params, dtype = signature.params, signature.operand.dtype
     assert params is not None
@@ -271,17 +300,19 @@ def _element_scale(signature: Signature, *, dividing: bool) -> tuple[torch.Tenso
     return spread, wide if spread.dtype is not dtype else None
 
 
-_OF_VALUES: dict[Op, tuple[tuple[str, ...], Callable[[Signature], HeldKernel]]] = {
-    Op.FAKE_QUANTIZE: (("x",), _fake_quantize),
-    Op.FAKE_QUANTIZE_BACKWARD: (("grad", "x"), _backward),
-    Op.QUANTIZE_BACKWARD: (("grad", "x"), _quantize_backward),
-    Op.DEQUANTIZE_BACKWARD: (("grad",), _dequantize_backward),
+_OF_VALUES: dict[Op, Callable[[Signature], HeldKernel]] = {
+    Op.FAKE_QUANTIZE: _fake_quantize,
+    Op.FAKE_QUANTIZE_BACKWARD: _backward,
+    Op.QUANTIZE_BACKWARD: _quantize_backward,
+    Op.DEQUANTIZE_BACKWARD: _dequantize_backward,
 }
-"""Inputs and kernel of each operator from values to values."""
 CALLS: dict[Op, Callable[[Signature], Any]] = {
     Op.QUANTIZE: PlannedQuantize,
     Op.DEQUANTIZE: PlannedDequantize,
-    **dict.fromkeys(_OF_VALUES, PlannedValues),
+    Op.FAKE_QUANTIZE: PlannedValues,
+    Op.FAKE_QUANTIZE_BACKWARD: PlannedGradient,
+    Op.QUANTIZE_BACKWARD: PlannedGradient,
+    Op.DEQUANTIZE_BACKWARD: PlannedValues,
 }
 """What is planned for each operator."""
 

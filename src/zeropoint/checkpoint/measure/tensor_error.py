@@ -238,7 +238,7 @@ def error_document(error: TensorError) -> dict[str, Any]:
 
 
 def error_in(document: object) -> TensorError | None:
-    """Return the error of which :func:`dataclasses.asdict` gave a document; None for other documents.
+    """Return the error in a document of :func:`dataclasses.asdict`, or None.
 
     Only the kinds of its numbers are checked.
     """

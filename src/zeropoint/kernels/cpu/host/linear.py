@@ -1,4 +1,4 @@
-"""Linear layers on codes or values: arguments resolved once, then tensors and threads."""
+"""Linear layers on codes or values; calls add tensors and threads."""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@ held kernel has it in memory of its own, which no call allocates again.
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import torch
 
@@ -76,9 +74,10 @@ class QuantizeKernel(_Operator):
 
     def hold(self, params: Params | None) -> HeldKernel:
         call, divisors = self._call, Factors(self.request, params, dividing=True)
+        values, zeros = divisors.arrays
 
         def run(x: torch.Tensor, *, out: torch.Tensor) -> None:
-            call.quantize(x, *divisors.arrays, out)
+            call.quantize(x, values, zeros, out)
 
         return divisors.held(run)
 
@@ -116,7 +115,8 @@ class QuantizeDynamicKernel(_Operator):
         assert call is not None
         if out is None:
             out = memory.empty(call.scales.packed_shape, torch.uint8), call.scales.empty()
-        if call.chooses_outer and extremes is None and call.run(x, *out, room) == k.OK:
+        alone = not call.two_levels or (call.chooses_outer and extremes is None)
+        if alone and call.run(x, *out, room) == k.OK:
             return out
         coarse = _coarse(x, scheme, extremes, out[1], whole) if call.two_levels else None
         if call.run(x, *out, room, coarse) != k.OK:
@@ -137,7 +137,10 @@ class QuantizeDynamicKernel(_Operator):
         held = 0 if whole is None else whole.nbytes
         if once is not None:
             room = ScaleMemory(once.scales)
-            run = functools.partial(self._in_one_pass, extremes=None, room=room, whole=whole)
+
+            def run(x: torch.Tensor, *, out: Codes) -> None:
+                self._in_one_pass(x, out, None, room, whole)
+
             return HeldKernel(run=run, workspace_bytes=held + room.nbytes)
         return self._hold_two_passes(whole, held)
 
