@@ -12,7 +12,6 @@ import enum
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -320,9 +319,11 @@ def llama_cpp(folder: Path, out: Path, scheme: str) -> Written:
     import llama_cpp as tool
 
     out.mkdir(parents=True, exist_ok=True)
-    script, floats = HERE / ".llama_cpp/converter/convert_hf_to_gguf.py", out / "floats.gguf"
-    command = [sys.executable, str(script), str(folder), "--outtype", "f32", "--outfile", str(floats)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    sys.path.insert(0, str(HERE.parent))
+    from tests.oracles.converted import convert
+
+    floats = out / "floats.gguf"
+    convert(folder, floats)
     kind = scheme.removeprefix("gguf:").upper()
     params = tool.llama_model_quantize_default_params()
     params.ftype, params.nthread = getattr(tool, f"LLAMA_FTYPE_MOSTLY_{kind}"), 2

@@ -32,7 +32,7 @@ def peak_mb() -> int:
 def options_of(scheme: str) -> dict[str, str]:
     """Options of ``quantize_checkpoint`` for the text of a scheme."""
     if scheme.startswith(GGUF):
-        return {"to": scheme.removeprefix(GGUF), "format": "gguf"}
+        return {"to": scheme.removeprefix(GGUF), "format": "gguf", "max_memory": "6G"}
     weight, _, inputs = scheme.partition(INPUTS)
     if not inputs:
         return {"to": weight}
