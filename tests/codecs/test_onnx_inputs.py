@@ -132,6 +132,17 @@ def test_scales_are_those_of_onnxruntimes_own_quantizer(model: Path, out: Path, 
         assert zero.dtype == np.uint8
 
 
+def test_a_range_of_inputs_leaves_out_tails(model: Path, tmp_path: Path) -> None:
+    x = images()[0][:100]
+    zp.quantize_checkpoint(
+        model, tmp_path / "out", "w8a8_static", format="onnx", calibration=x, input_range="percentile:80"
+    )
+    exact = float(np.percentile(x.numpy(), 80 - 1e-9, method="inverted_cdf"))
+    assert 0 < exact < x.max()
+    found = parameters(tmp_path / "out" / "model.onnx")["first.input_scale"]
+    assert exact / 255 * (1 - 1e-6) <= found <= exact / 255 * (1 + 1 / 32)  # the end of its bin
+
+
 def test_onnxruntime_computes_what_the_codes_say(out: Path, trained: dict[str, torch.Tensor]) -> None:
     found, weights = parameters(out), decoded(out.parent)
 

@@ -67,12 +67,14 @@ if TYPE_CHECKING:
     from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS
     from ..search.budgets import Budget as Budget
     from ..search.pipelines import each_part as each_part
+    from ..stats import statistic_named as statistic_named
     from ..warmup import compile_kernels as compile_kernels
     from .demonstration import demonstrate as demonstrate
 
 _OWNERS = {
     "Console": "rich.console",
     "RecipeText": "checkpoint.plan.recipe",
+    "statistic_named": "stats",
     "FLOATS": "checkpoint.plan.selection",
     "PlanFile": "checkpoint.plan.file",
     "place": "checkpoint.read.storage",

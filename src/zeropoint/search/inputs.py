@@ -158,6 +158,10 @@ def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Output]]:
             yield plan, found.output(weight, text)
 
 
-def with_ranges(plan: CheckpointPlan, given: Given | None, *, progress: bool = False) -> CheckpointPlan:
+def with_ranges(
+    plan: CheckpointPlan, given: Given | None, *, ranges: str | None = None, progress: bool = False
+) -> CheckpointPlan:
     """Return the plan with calibrated scales of static inputs, if any."""
-    return calibrated(plan, given, progress=progress) if given is not None and static_inputs(plan) else plan
+    if given is None or not (static_inputs(plan) or ranges):
+        return plan
+    return calibrated(plan, given, ranges=ranges, progress=progress)

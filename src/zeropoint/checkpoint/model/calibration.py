@@ -16,7 +16,7 @@ from ...architectures import is_transposed
 from ...codecs.containers.protocol import GraphFiles
 from ...codecs.protocol import LayerScheme
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CalibrationError, UnsupportedError, count, option, printable
+from ...errors import CalibrationError, OptionError, UnsupportedError, count, option, printable
 from ...methods import method_named
 from ...methods.channels import in_order
 from ...methods.rotate import unrotated
@@ -24,7 +24,7 @@ from ...models import LocalQuantize, calibrate_sequential
 from ...params import QuantizationParams
 from ...progress import counted
 from ...recipes import Assignment, Recipe, Rule
-from ...stats import MinMax, Observer, Statistics
+from ...stats import Observer, Statistics, statistic_named
 from ...training import FakeQuantize
 from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan
@@ -40,10 +40,13 @@ from .running_model import WITHOUT_DATA, RunningModel, running
 from .tokens import TEXT_OF_IDS, Given, Windows, read_tensors
 
 
-def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) -> CheckpointPlan:
+def calibrated(
+    plan: CheckpointPlan, given: Given, *, ranges: str | None = None, progress: bool = False
+) -> CheckpointPlan:
     """Return ``plan`` with the statistics that its methods and static inputs need.
 
     given: token ids, a file of these or of text, ``"random"`` or ``"self"``; see :class:`~.tokens.Windows`.
+    ranges: the statistic of static inputs, a name of :func:`~zeropoint.stats.statistic_named`.
     progress: whether to show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need
     of any, a layer that no token reached, and static inputs under random tokens; UnsupportedError for a
     checkpoint that is not run here; CheckpointError where its tensors do not fit its model, or
@@ -51,6 +54,10 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
     """
     plan = weighted(plan)
     static = static_inputs(plan)
+    if ranges is not None and not static:
+        raise OptionError(
+            f"{option('input_range', ranges)} is for static inputs, and this plan has none; leave it out"
+        )
     wanted = {w.module: w for w in plan.weights if _takes(w.method) or w.layer in static}
     if not wanted and plan.recipe.quality is not None:
         return replace(plan, notes=(*plan.notes, "no method takes calibration data, which are not read"))
@@ -60,13 +67,16 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
     if plan.source.graph:
-        found = input_params(plan.source, wanted.values(), Windows.of(given), plan.limits, progress=progress)
+        data = Windows.of(given)
+        found = input_params(
+            plan.source, wanted.values(), data, plan.limits, ranges=ranges, progress=progress
+        )
         return with_added(plan, map(as_weight, _scales_of_inputs((wanted[n], found[n]) for n in found)))
     require_text(plan, given)
     # Ranges of inputs are observed before biases are corrected.
     rescaled = replace(plan, folds={name: fold.rescaling for name, fold in plan.folds.items()})
     run = running(plan.source, given, plan.limits, remedy=WITHOUT_DATA, seen=rescaled.seen)
-    seen = _observed(plan.source, wanted, run, static=static, progress=progress)
+    seen = _observed(plan.source, wanted, run, static=static, ranges=ranges, progress=progress)
     plan = replace(plan, statistics=seen.statistics)
     if seen.missing:
         without = f"{len(seen.missing)} of {len(plan.weights)} weights have no importance"
@@ -109,6 +119,8 @@ def mean_squares(
     ).statistics
 
 
+EXTREMES = "minmax"
+"""The statistic of static inputs that nobody names."""
 _TAKES_SQUARES = "ggml"
 """A method that uses mean squares of inputs where they are there, and does without them elsewhere."""
 StatisticsOfModules = Mapping[str, Mapping[str, Statistics]]
@@ -135,6 +147,7 @@ def _observed(
     run: AbstractContextManager[RunningModel],
     *,
     static: Collection[LayerScheme] = (),
+    ranges: str | None = None,
     progress: bool = False,
 ) -> _Observed:
     """Run the model, and return the statistics that ``wanted`` needs."""
@@ -154,7 +167,12 @@ def _observed(
                 f"{option('ignore')}"
             )
         found = calibrate_sequential(
-            model.root, _recipe(rows, wanted, static), model.batches, steps=model.steps, progress=progress
+            model.root,
+            _recipe(rows, wanted, static),
+            model.batches,
+            statistic=ranges or EXTREMES,
+            steps=model.steps,
+            progress=progress,
         )
     seen = {own.module: found.statistics.get(own.layer) for own in rows}
     return _Observed(
@@ -212,7 +230,13 @@ _COPIES = 1.1
 
 
 def input_params(
-    source: Source, weights: Iterable[Output], data: Windows, limits: Limits, *, progress: bool = False
+    source: Source,
+    weights: Iterable[Output],
+    data: Windows,
+    limits: Limits,
+    *,
+    ranges: str | None = None,
+    progress: bool = False,
 ) -> dict[str, QuantizationParams]:
     """Return static input parameters by module, from ranges on the data.
 
@@ -221,6 +245,7 @@ def input_params(
         weights: of the layers, whose methods need no data.
         data: a .safetensors file with a tensor (samples, ...) for each input of the graph, or such a tensor.
         limits: what memory there is.
+        ranges: the statistic, as for :func:`calibrated`.
         progress: whether to show a bar.
 
     Raises:
@@ -239,7 +264,11 @@ def input_params(
     remedy = "quantize it to a scheme without static inputs"
     limits.require(int(_COPIES * nbytes), "running the model", remedy)
     files = {name: entry.file.name for name, entry in source.entries.items()}
-    observers = {module: Observer(MinMax(), name=f"the input of {printable(module)}") for module in wanted}
+    statistic = statistic_named(ranges or EXTREMES)
+    observers = {
+        module: Observer(statistic(given.scheme, (1,)), name=f"the input of {printable(module)}")
+        for module, given in wanted.items()
+    }
     seen = source.container.layer_inputs(
         GraphFiles(graph=source.graph, folder=source.root, files=files), observers.keys(), _samples(data)
     )
