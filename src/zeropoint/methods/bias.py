@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import torch
 
-from ..ops.feedback import gram
+from ..ops.feedback import product
 from ..stats import PairSums
 from .input_statistics import statistics_of
 from .method import SUMS, LayerData, Needs
@@ -40,15 +40,10 @@ class BiasCorrection:
         """Return the change of the bias; CalibrationError without both sums."""
         sums = statistics_of(weight, data, SUMS, PairSums, self.name)
         wide, count = weight.double(), int(sums["vectors"])
-        moved = _product(wide, sums["difference"] / count)
-        lost = _product(wide - values.double(), sums["inputs"] / count)
+        moved = product(wide, sums["difference"].unsqueeze(1) / count)[:, 0]
+        lost = product(wide - values.double(), sums["inputs"].unsqueeze(1) / count)[:, 0]
         added = (moved + lost).float()
         return Corrected(added=added, note=f"by {float(added.double().square().mean().sqrt()):.2g}")
 
 
 STEP = BiasCorrection()
-
-
-def _product(weight: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Return ``weight @ vector``, with sums in a fixed order."""
-    return gram(weight.T.contiguous(), vector.unsqueeze(1))[:, 0]

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 
 from ..errors import CalibrationError
-from ..ops.feedback import gram, solve
+from ..ops.feedback import product, solve
 from ..schemes import Scheme
 from ..stats import CrossGram, GramMatrix
 from .factored import factored
@@ -71,7 +71,7 @@ class Shift:
         whole = factored(seen)
         mean = cross["cross"] / int(cross["vectors"])
         wide = weight.double()
-        full = solve(_product(wide, mean), whole.upper, whole.pivots, whole.order)
+        full = solve(product(wide, mean), whole.upper, whole.pivots, whole.order)
         strength = _strength(wide, full, data.held_out)
         return Moved(target=target + strength * full, note=f"strength {strength:g}")
 
@@ -86,13 +86,8 @@ def _strength(weight: torch.Tensor, full: torch.Tensor, held_out: Samples | None
     """
     if held_out is None:
         return UNKNOWN
-    missed = _product(weight, (held_out.floats - held_out.inputs).T)
-    moved = _product(full, held_out.inputs.T)
+    missed = product(weight, (held_out.floats - held_out.inputs).T)
+    moved = product(full, held_out.inputs.T)
     size = float(moved.square().sum())
     best = float((missed * moved).sum()) / size if size > 0 else 0.0
     return round(min(1.0, max(0.0, best)) * _CAUTION * _STEPS) / _STEPS
-
-
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ``a @ b``, with sums in a fixed order."""
-    return gram(a.T.contiguous(), b.contiguous())

@@ -85,6 +85,11 @@ def gram(x: torch.Tensor, y: torch.Tensor | None = None, *, into: torch.Tensor |
         return _backend(x).gram(x.detach(), None if y is None else y.detach(), before)
 
 
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return ``a @ b``, with the sums of :func:`gram` in a fixed order."""
+    return gram(a.T.contiguous(), b.contiguous())
+
+
 def factor(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``m`` and ``d`` of ``h = m diag(d) m^T``.
 

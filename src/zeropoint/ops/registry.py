@@ -11,9 +11,9 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -223,6 +223,7 @@ class Dense(Protocol):
         """Return values, float64, and how many moved in each sweep."""
 
 
+Taking = TypeVar("Taking", Counter, Dense)
 MODULES = {
     "reference": "zeropoint.ops.reference_backend",
     "cpu": "zeropoint.kernels.cpu",
@@ -373,17 +374,14 @@ def has_kernel(request: Request) -> bool:
 
 def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:
     """Return the statistics kernels for ``x``, or None for plain torch."""
-    _load()
-    for name, found in _COUNTERS.items():
-        if only in (None, name) and found.takes(x):
-            return found
-    return None
+    return _taking(_COUNTERS, x, only)
 
 
 def dense(x: torch.Tensor, only: str | None = None) -> Dense | None:
     """Return the dense-product kernels for ``x``, or None for plain torch."""
+    return _taking(_DENSE, x, only)
+
+
+def _taking(kernels: Mapping[str, Taking], x: torch.Tensor, only: str | None) -> Taking | None:
     _load()
-    for name, found in _DENSE.items():
-        if only in (None, name) and found.takes(x):
-            return found
-    return None
+    return next((found for name, found in kernels.items() if only in (None, name) and found.takes(x)), None)

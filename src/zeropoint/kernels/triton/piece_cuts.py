@@ -96,9 +96,14 @@ def pieces_of(
     return Pieces(cut=cut, shape=made, programs=rows * tiles, warps=warps)
 
 
+def covering_power(count: int) -> int:
+    """Return the least power of two that is no smaller."""
+    return 1 << max(0, count - 1).bit_length()
+
+
 def _size(count: int, each: int) -> tuple[int, int]:
     """Program's share of ``count``, a power of two, and warps; each: thread's."""
-    size = min(32 * WARPS * each, max(32, 1 << max(0, count - 1).bit_length()))
+    size = min(32 * WARPS * each, max(32, covering_power(count)))
     return size, max(1, size // (32 * each))
 
 
