@@ -299,10 +299,12 @@ class Launch:
         reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room
         return HeldKernel(
-            run=run, workspace_bytes=(notes.nbytes if reads else 0) + (room if own is None else 0),
-            parameter_bytes=kept, settle=functools.partial(_settle, notes) if reads else None,
+            run=run,
+            workspace_bytes=(notes.nbytes if reads else 0) + (room if own is None else 0),
+            parameter_bytes=kept,
+            settle=functools.partial(_settle, notes) if reads else None,
             strided=not x.is_contiguous(),
-        )  # fmt: skip
+        )
 
     def _held(
         self, tiled: Start | None, given: Given, notes: torch.Tensor, numbers: tuple[int, ...]

@@ -116,7 +116,7 @@ def _few(request: Request, tokens: int, width: int, *, bias: bool, paired: bool 
 
 def layer_tiles(
     request: Request, tokens: int, tile: Shape, *, bias: bool, paired: bool = False
-) -> LayerTiles:  # fmt: skip
+) -> LayerTiles:
     """Return the tiles of a shape. bias, paired: as in :class:`LayerShape`."""
     (rows, cols), blocks = request.shape, request.scheme.granularity
     grid, (block_rows, block) = blocks.grid(request.shape), blocks.block_shape(request.shape)

@@ -67,7 +67,7 @@ def pieces_of(
     *,
     joins: bool = True,
     each: int = PER_THREAD,
-) -> Pieces | str:  # fmt: skip
+) -> Pieces | str:
     """Pieces of a tensor with codes of ``width`` bits, or why none.
 
     joins: whether rows may be joined. each: pieces of a thread.
@@ -138,6 +138,8 @@ def small_blocks_of(granularity: Granularity, shape: tuple[int, ...], width: int
     pieces, lanes = math.prod(shape) // PIECE, block // PIECE // vectors
     threads, warps = _size(max(lanes, pieces // vectors), PER_THREAD // vectors)
     return SmallBlocks(
-        cut=pieces, shape=BlockShape(threads=threads, vectors=vectors, lanes=lanes),
-        programs=-(-pieces // (threads * vectors)), warps=warps,
-    )  # fmt: skip
+        cut=pieces,
+        shape=BlockShape(threads=threads, vectors=vectors, lanes=lanes),
+        programs=-(-pieces // (threads * vectors)),
+        warps=warps,
+    )

@@ -88,6 +88,7 @@ def segments_of(granularity: Granularity, shape: tuple[int, ...], width: int) ->
     cut = SegmentCut(rows * per_row, per_row, length, cols, row_bytes, block, row_blocks, *mapping)
     whole = cut.row_div == 1 and cut.row_mod >= rows
     return Segments(
-        cut=cut, shape=SegmentShape(size, max(1, TILE // size), length == size and cols % length == 0),
+        cut=cut,
+        shape=SegmentShape(size, max(1, TILE // size), length == size and cols % length == 0),
         own=whole and row_blocks == per_row,
-    )  # fmt: skip
+    )

@@ -35,9 +35,10 @@ from .arrays import NO_BYTES, NO_FLOATS, flat_array
 from .views import KINDS
 
 _MINIMA = {
-    "q2_k": (super_blocks.Q2_K, NIBBLES), "q4_k": (super_blocks.Q4_K, OVERLAID),
+    "q2_k": (super_blocks.Q2_K, NIBBLES),
+    "q4_k": (super_blocks.Q4_K, OVERLAID),
     "q5_k": (super_blocks.Q5_K, CLAMPED),
-}  # fmt: skip
+}
 _SIGNED = ("q3_k", "q6_k", "iq4_xs")
 _PLAIN = {
     "q4_0": (plain.SYMMETRIC, 32, 8), "q5_0": (plain.SYMMETRIC, 32, 16), "q4_1": (plain.AFFINE, 32, 15),
