@@ -112,7 +112,7 @@ _OWNERS = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Return a name of the package or a layer below, and keep it."""
+        """Return a name of the package or a layer below; keep it."""
         place = _OWNERS.get(name, "")
         with ending_at_once():
             owner = import_module(place if place.startswith("rich") else f"..{place}", __package__)

@@ -86,7 +86,7 @@ def gram(x: torch.Tensor, y: torch.Tensor | None = None, *, into: torch.Tensor |
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ``a @ b``, with the sums of :func:`gram` in a fixed order."""
+    """Return ``a @ b``, with sums in the fixed order of :func:`gram`."""
     return gram(a.T.contiguous(), b.contiguous())
 
 
