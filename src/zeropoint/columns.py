@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class MadeSequence(Sequence[T]):
-    """A sequence of items that are made on access, each by its number."""
+    """A sequence whose items are made on access, by number."""
 
     __slots__ = ()
 

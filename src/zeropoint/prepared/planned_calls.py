@@ -285,7 +285,7 @@ def _dequantize_backward(signature: Signature) -> HeldKernel:
 def _element_scale(signature: Signature, *, dividing: bool) -> tuple[torch.Tensor | None, str | None]:
     """Scales of elements, or a broadcastable one; and why products allocate.
 
-    None stands for 1.
+    None is 1.
     """
     check_possible(signature)
     params, dtype = signature.params, signature.operand.dtype

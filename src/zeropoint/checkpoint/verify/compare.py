@@ -76,7 +76,7 @@ class AllCompared(MadeSequence[Compared]):
         return len(self._pairs)
 
     def made(self, number: int) -> Compared:
-        """Return what was found of a pair."""
+        """Unpack equality and error of a pair."""
         return Compared(pair=self._pairs[number], equality=self._equality(number), error=self._error(number))
 
     def _equality(self, number: int) -> Equality:

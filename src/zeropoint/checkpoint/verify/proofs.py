@@ -69,7 +69,7 @@ class Proofs(MadeSequence[LayerProof]):
         return len(self._layers)
 
     def made(self, number: int) -> LayerProof:
-        """Return what was found of a layer."""
+        """Unpack the proof of a layer."""
         packed = self._errors.get(number)
         error = None if packed is None else TensorError.unpack(packed)
         known = packed is not None and not math.isnan(self._of_bound[number])

@@ -10,7 +10,7 @@ from ....params.arithmetic import multiplies, rounder
 from . import (
     block_searches,
     chained,
-    layouts,
+    layout_calls,
     linear,
     lookups,
     parameter_searches,
@@ -46,14 +46,14 @@ class CpuBackend:
         element = request.scheme.element
         if element.per_scale > 1:
             return parameter_searches.table_refusal(request)
-        if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS) and layouts.takes(element):
+        if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS) and layout_calls.takes(element):
             return None
         if element.per_code > 1:
             return f"{element.kind} codes, of several values each, are known to the reference alone"
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
         if request.op in (Op.TO_LINES, Op.FROM_LINES):
-            return layouts.lines_refusal(request)
+            return layout_calls.lines_refusal(request)
         if request.op is Op.LINEAR:
             return linear.codes_refusal(request)
         if request.op is Op.LINEAR_VALUES:
@@ -104,10 +104,10 @@ _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.FAKE_QUANTIZE_BACKWARD: BackwardKernel,
     Op.SEARCH: block_searches.SearchKernel,
     Op.SEARCH_PARAMS: parameter_searches.SearchParamsKernel,
-    Op.JOIN_BLOCKS: layouts.JoinKernel,
-    Op.SPLIT_BLOCKS: layouts.SplitKernel,
-    Op.TO_LINES: layouts.LinesKernel,
-    Op.FROM_LINES: layouts.LinesKernel,
+    Op.JOIN_BLOCKS: layout_calls.JoinKernel,
+    Op.SPLIT_BLOCKS: layout_calls.SplitKernel,
+    Op.TO_LINES: layout_calls.LinesKernel,
+    Op.FROM_LINES: layout_calls.LinesKernel,
     Op.MEASURE: MeasureKernel,
     Op.LINEAR: linear.LinearKernel,
     Op.LINEAR_VALUES: linear.ValueKernel,
