@@ -48,10 +48,9 @@ from ..errors import OptionError, all_of, count, option, require_one
 from ..methods import method_named
 from ..own_files import OwnFile
 from ..progress import bars
-from ..recipes import one_name
+from ..recipes import learns_from_data, one_name
 from ..shown import PAGE, PICTURE, page_of_results
 from ..signatures import by_signature
-from ..stats import statistic_named
 from .budgets import Budget
 from .evolution import by_evolution
 from .inputs import InputSource, with_ranges
@@ -329,8 +328,9 @@ def quantize_checkpoint(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
     data, files = requested_windows(calibration, samples, length), paths(statistics)
-    _require_range(input_range, has_data=data is not None)
-    inputs = InputSource(calibration=data, imatrix=imatrix, statistics=files).require_one()
+    inputs = InputSource(
+        calibration=data, imatrix=imatrix, statistics=files, input_range=input_range
+    ).require_one()
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
         executor=executor, address=address, spool=spool, report=report, progress=progress,
@@ -340,7 +340,8 @@ def quantize_checkpoint(
     selection = selection_of(
         include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
     )
-    with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=runs) as opened:
+    learns = runs and (budget is not None or learns_from_data(method))
+    with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=learns) as opened:
         if budget is None:
             made = planned(
                 opened, to, recipe=recipe, plan=plan, format=format, method=method, selection=selection,
@@ -373,15 +374,6 @@ def quantize_checkpoint(
         elif imatrix is not None:
             made = _important(made, imatrix)
         return writing.write(made, out, "quantizing")
-
-
-def _require_range(input_range: str | None, *, has_data: bool) -> None:
-    """Raise CalibrationError for an unknown statistic, OptionError for one without data."""
-    if input_range is not None:
-        statistic_named(input_range)
-        if not has_data:
-            data = option("calibration", metavar="FILE")
-            raise OptionError(f"{option('input_range', input_range)} is learned from data; pass {data}")
 
 
 def _asked(plan: CheckpointPlan, data: Windows, input_range: str | None) -> str:

@@ -18,7 +18,7 @@ import zeropoint as zp
 from zeropoint.checkpoint.model import own_tokens
 from zeropoint.checkpoint.model import running_model as door
 from zeropoint.checkpoint.model.calibration import calibrated
-from zeropoint.checkpoint.model.tokens import Windows
+from zeropoint.checkpoint.model.tokens import CheckpointTokenizer, Windows
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.plan.limits import Limits
@@ -224,6 +224,18 @@ def test_text_needs_a_tokenizer_and_ids_in_a_file_need_none(source: Path, tmp_pa
     save_file({"input_ids": ids()}, tmp_path / "ids.safetensors")
     found = calibrated(plan_of(source), tmp_path / "ids.safetensors")
     assert found.statistics == calibrated(plan_of(source), ids()).statistics
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5", "qwen3", "gemma3_text", "xlnet"])
+def test_a_tokenizer_without_files_is_none(kind: str, tmp_path: Path) -> None:
+    """Transformers makes one all the same, to which each word is the unknown token or none."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 100}))
+    save_file({"w": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path) is not None
+    with pytest.raises(
+        UnsupportedError, match=r"has no files of a tokenizer; copy its files there, or give token"
+    ):
+        CheckpointTokenizer(open_source(tmp_path))
 
 
 def test_text_on_the_command_line_is_cut_by_the_tokenizer_of_the_checkpoint(tmp_path: Path) -> None:
