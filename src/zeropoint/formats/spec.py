@@ -34,7 +34,7 @@ def as_float(number: Number) -> float:
 class Format:
     """The base of all kinds, which can be hashed and compared.
 
-    Defaults are those of finite numbers in any spacing.
+    By default, numbers are finite and in any spacing.
     """
 
     is_integer: ClassVar[bool] = False
