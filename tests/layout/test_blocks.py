@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
+from fractions import Fraction
 
 import pytest
 import torch
 
 from zeropoint import Granularity, ShapeError
 from zeropoint.layout.blocks import (
+    mean_blocks,
     pairwise_sums,
     reduce_blocks,
     signed_largest,
@@ -46,6 +49,15 @@ def indices(shape: tuple[int, ...]) -> itertools.product[tuple[int, ...]]:
 @pytest.mark.crossed
 @pytest.mark.parametrize(("granularity", "shape"), CASES)
 @pytest.mark.parametrize("kind", ["amax", "amin"])
+def test_means_of_the_largest_float64_are_finite_and_raise_no_warning() -> None:
+    x = torch.tensor([[1.5e308, 1.0e308, 1.4e308], [-1.7e308, -1.7e308, 1.0], [4e306, 4e305, 1e306]])
+    x = x.double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = mean_blocks(x, Granularity.channel(0)).flatten().tolist()
+    assert found == [1.3e308, float((2 * Fraction(-1.7e308) + 1) / 3), math.fsum(x[2].tolist()) / 3]
+
+
 def test_each_block_is_reduced_over_its_own_elements_only(
     granularity: Granularity, shape: tuple[int, ...], kind: str
 ) -> None:
