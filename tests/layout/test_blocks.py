@@ -49,15 +49,6 @@ def indices(shape: tuple[int, ...]) -> itertools.product[tuple[int, ...]]:
 @pytest.mark.crossed
 @pytest.mark.parametrize(("granularity", "shape"), CASES)
 @pytest.mark.parametrize("kind", ["amax", "amin"])
-def test_means_of_the_largest_float64_are_finite_and_raise_no_warning() -> None:
-    x = torch.tensor([[1.5e308, 1.0e308, 1.4e308], [-1.7e308, -1.7e308, 1.0], [4e306, 4e305, 1e306]])
-    x = x.double()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = mean_blocks(x, Granularity.channel(0)).flatten().tolist()
-    assert found == [1.3e308, float((2 * Fraction(-1.7e308) + 1) / 3), math.fsum(x[2].tolist()) / 3]
-
-
 def test_each_block_is_reduced_over_its_own_elements_only(
     granularity: Granularity, shape: tuple[int, ...], kind: str
 ) -> None:
@@ -148,3 +139,12 @@ def test_of_equal_magnitudes_the_first_in_the_block_gives_the_sign() -> None:
     x = torch.tensor([[3.0, -3.0, -2.0, 2.0, 1.0, -1.0], [-3.0, 3.0, 0.0, -0.5, 0.5, 0.25]])
     assert signed_largest(x, Granularity.group(2)).tolist() == [[3.0, -2.0, 1.0], [-3.0, -0.5, 0.5]]
     assert signed_largest(x, Granularity.channel(0)).tolist() == [[3.0], [-3.0]]
+
+
+def test_means_of_the_largest_float64_are_finite_and_raise_no_warning() -> None:
+    x = torch.tensor([[1.5e308, 1.0e308, 1.4e308], [-1.7e308, -1.7e308, 1.0], [4e306, 4e305, 1e306]])
+    x = x.double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = mean_blocks(x, Granularity.channel(0)).flatten().tolist()
+    assert found == [1.3e308, float((2 * Fraction(-1.7e308) + 1) / 3), math.fsum(x[2].tolist()) / 3]
