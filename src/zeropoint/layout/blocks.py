@@ -176,7 +176,7 @@ def mean_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
 
 
 def _mean(row: npt.NDArray[Any], count: float) -> float:
-    """Return the mean of a row's first numbers, of which the rest is zero."""
+    """Return the mean of a row's first numbers; the rest is zero."""
     total = exact_sum(row)
     if math.isinf(total) and np.isfinite(row).all():  # the mean of numbers is no larger than they are
         return float(sum(map(Fraction, row)) / int(count))
