@@ -13,7 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.descriptor import BAD_VALUE, FLOAT, INTEGER, MINIFLOAT, MULTIPLY, OK, POWER, ZERO_NONE
+from ..machine.descriptor import (
+    BAD_VALUE,
+    FLOAT,
+    HALF_AWAY,
+    HALF_EVEN,
+    INTEGER,
+    MINIFLOAT,
+    MULTIPLY,
+    OK,
+    POWER,
+    TOWARD_ZERO,
+    ZERO_NONE,
+)
 from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import amax16, device, inlined, scratch
 from ..machine.tile import FLOAT16, NOT_FINITE, TILE, factor_shift, load, run_amax, widen_magnitude
@@ -69,6 +81,7 @@ def can_encode_boundaries(x: Any, desc: Any, worth: Any) -> Any:
     block = layout.block
     fits = block >= SHORT and block <= np.uint64(TILE) and block & (block - np.uint64(1)) == np.uint64(0)
     whole = layout.cols % max(block, WHOLE) == np.uint64(0)
+    few = few and element.rounding in (HALF_EVEN, HALF_AWAY, TOWARD_ZERO)  # alike for both signs
     return is_short(x) and few and stored and fits and whole and worth
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....ops.lowering import code_order, element_of, needs_range, rule_of
+from ....ops.code_tables import code_order
+from ....ops.lowering import element_of, needs_range, rule_of
 from ....ops.registry import Request
 from ....params.tensors import Params
 from .. import entries
