@@ -67,12 +67,14 @@ if TYPE_CHECKING:
     from ..search.pipelines import each_part as each_part
     from ..search.under_budget import quantize_checkpoint as quantize_checkpoint
     from ..search.under_budget import search_checkpoint as search_checkpoint
+    from ..stats import statistic_named as statistic_named
     from ..warmup import compile_kernels as compile_kernels
     from .demonstration import demonstrate as demonstrate
 
 _OWNERS = {
     "Console": "rich.console",
     "RecipeText": "checkpoint.plan.recipe",
+    "statistic_named": "stats",
     "FLOATS": "checkpoint.plan.selection",
     "PlanFile": "checkpoint.plan.file",
     "place": "checkpoint.read.storage",

@@ -96,6 +96,10 @@ class GraphFiles(NamedTuple):
     files: Mapping[str, str]
 
 
+Samples: TypeAlias = "Callable[[Sequence[str]], Mapping[str, torch.Tensor]]"
+"""From the names of a graph's inputs to a tensor (samples, ...) for each, or to one unnamed tensor."""
+
+
 class Container(Protocol):
     """A kind of file.
 
@@ -150,11 +154,10 @@ class Container(Protocol):
         return None
 
     def layer_inputs(
-        self, files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
+        self, files: GraphFiles, modules: Collection[str], samples: Samples
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield modules, each with its float32 input of a batch.
 
-        samples: (samples, ...) for each input of the graph by name, or one without a name for the only input.
         Raises CalibrationError for samples that are no inputs of the graph; UnsupportedError where no engine
         runs it here, and for a module whose inputs are not seen.
         """
