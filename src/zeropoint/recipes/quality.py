@@ -94,8 +94,12 @@ def method_for(name: str, weight: Scheme, *, quantized_inputs: bool) -> str:
 def learns_from_data(name: str | None) -> bool:
     """Return whether a method, or a quality, needs statistics of inputs.
 
-    >>> learns_from_data("good"), learns_from_data("mse"), learns_from_data(None)
-    (True, False, False)
+    Args:
+        name: of a method or a quality, or None.
+
+    Example:
+        >>> learns_from_data("good"), learns_from_data("mse"), learns_from_data(None)
+        (True, False, False)
     """
     if name is None:
         return False

@@ -320,9 +320,7 @@ def quantize_checkpoint(
             ``force`` is given.
     """
     require_one(to=to, recipe=recipe, plan=plan, budget=budget)
-    if quality is not None and to is None and recipe is None:
-        schemes = f"{option('to', metavar='SCHEME')} or {option('recipe', metavar='FILE')}"
-        raise OptionError(f"{option('quality', quality)} picks methods for {schemes}; leave it out")
+    _require_schemes(quality, to, recipe)
     method = one_name(method, quality, has_data=calibration is not None)
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
@@ -374,6 +372,13 @@ def quantize_checkpoint(
         elif imatrix is not None:
             made = _important(made, imatrix)
         return writing.write(made, out, "quantizing")
+
+
+def _require_schemes(quality: str | None, *schemes: AnyRecipe | None) -> None:
+    """Raise OptionError for a quality without schemes to pick methods for."""
+    if quality is not None and schemes == (None, None):
+        words = f"{option('to', metavar='SCHEME')} or {option('recipe', metavar='FILE')}"
+        raise OptionError(f"{option('quality', quality)} picks methods for {words}; leave it out")
 
 
 def _asked(plan: CheckpointPlan, data: Windows, input_range: str | None) -> str:

@@ -106,7 +106,7 @@ _LONGEST = 1 << 30
 
 
 def _samples(source: Source, data: Windows, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
-    """Return samples for the inputs of a graph by name, or one unnamed tensor."""
+    """Return samples by the names of inputs, or one unnamed tensor."""
     if _IDS in names and not _is_of_arrays(data, names):
         return _from_tokens(source, data, names)
     if data.length is not None:

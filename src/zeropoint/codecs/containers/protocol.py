@@ -20,7 +20,6 @@ class Value(Protocol):
 
     def get(self) -> Scalar | Sequence[Scalar]:
         """Return it as a Python value."""
-        ...
 
 
 Scalar: TypeAlias = str | bool | int | float
@@ -116,15 +115,12 @@ class Container(Protocol):
 
     def files(self, shards: Sequence[str]) -> list[str]:
         """Return the output file of each source shard."""
-        ...
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         """Return a tensor's bytes; raises CheckpointError for a foreign dtype."""
-        ...
 
     def order(self, dtype: str) -> int:
         """Return the rank of a dtype; equal ranks lie by name."""
-        ...
 
     def parse(self, read: Read, size: int) -> tuple[list[Found], Metadata]:
         """Return the tensors of a file in byte order, and its metadata.
@@ -168,4 +164,3 @@ class Container(Protocol):
 
         rows: those with data come first.
         """
-        ...

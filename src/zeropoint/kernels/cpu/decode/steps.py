@@ -79,7 +79,7 @@ def can_decode_steps(element: Any, bits: Any) -> Any:
 
 @device
 def has_fixed_point(element: Any) -> Any:
-    """Whether codes are magnitudes of equal steps with a sign bit, all of them numbers."""
+    """Whether codes are sign bits and magnitudes in equal steps."""
     fixed = element.kind == FLOAT and element.magnitude < shl32(np.uint32(1), element.mantissa)
     return fixed and element.max_code == element.magnitude and not element.negative_nan
 
@@ -195,9 +195,10 @@ def decode_ints(source: Any, element: Any, blocks: Any, target: Any) -> None:
 
 @device
 def decode_pairs(source: Any, element: Any, factors: Any, target: Any) -> None:
-    """Write ``value(code) * factor`` of codes of :func:`has_fixed_point`, a factor for each pair.
+    """Write ``value(code) * factor``, a factor for each pair of codes.
 
-    Gain that keeps it: 1.2 times the speed of mx6 to bfloat16, 1.5 to float32.
+    For elements with :func:`has_fixed_point`. Gain that keeps it: 1.2 times the speed of mx6 to bfloat16,
+    1.5 to float32.
     """
     magnitude, rise = octets_of(np.uint8(element.magnitude)), words_of(element.sign_shift)
     step = floats_of(float32_of(shl32(np.uint32(element.emin - element.mantissa), np.uint32(23))))

@@ -1,4 +1,4 @@
-"""16-bit floats to 4-bit floats or integers with 8-bit scales, by integer tables.
+"""16-bit floats to 4 bits with 8-bit scales, by integer tables.
 
 A block's scale follows from its largest magnitude, of which a tensor of 16-bit floats has few; under one
 scale, the code of a magnitude is the number of boundaries below it, seven magnitudes of the source. Both are

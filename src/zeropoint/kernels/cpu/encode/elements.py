@@ -90,7 +90,7 @@ _TINY = np.float32(2.0**-140)
 
 @device
 def _moves(mode: Any, negative: Any) -> Any:
-    """Distances above and below the nearest step past which a magnitude goes up and down one more."""
+    """Distances from the nearest step past which magnitudes go up, and down."""
     up, down = (CEIL, FLOOR) if not negative else (FLOOR, CEIL)
     tie_up, tie_down = (HALF_UP, HALF_DOWN) if not negative else (HALF_DOWN, HALF_UP)
     if mode == up:
@@ -104,9 +104,10 @@ def _moves(mode: Any, negative: Any) -> Any:
 
 @device
 def round_by_mode(tile: Any, count: Any, element: Any) -> None:
-    """Round a tile to what codes stand for, unless half to even, which finds these codes then.
+    """Round a tile by another mode than half to even.
 
-    Numbers past the largest code stay past it, and those that round to zero keep a sign.
+    Half to even leaves the results, which have codes, as they are. Numbers past the largest code stay past
+    it, and those that round to zero keep a sign.
     """
     mode, whole = element.rounding, element.kind == INTEGER
     if mode == SUMS:

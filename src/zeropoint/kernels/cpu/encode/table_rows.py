@@ -74,7 +74,7 @@ unpack_tables, unpack_digits = unpacker(TableRows), unpacker(DigitRows)
 
 @inlined
 def _same(x: Any, boundaries: Any) -> Any:
-    """Largest numbers of the dtype of ``x``, as they are compared, not above floats."""
+    """Largest numbers of the dtype of ``x`` not above floats, as compared."""
     return boundaries
 
 

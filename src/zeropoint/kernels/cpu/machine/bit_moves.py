@@ -222,7 +222,10 @@ def _split_digits(
 
 @device
 def load_digits(table: Any, data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> None:
-    """Write the digits of codes of five by a table of them; blocks end with their digits."""
+    """Write the digits of codes of five by a table.
+
+    Blocks end with their digits.
+    """
     codes = (block + FIVE - np.uint64(1)) // FIVE
     eights = codes // _WHOLE * _WHOLE
     for b in range(blocks):
