@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import math
 from enum import IntEnum
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from ..formats import CodebookFormat, FloatFormat, IntFormat, RoundingMode
-from ..formats.codes import decode
 from ..formats.torch_dtypes import dtype_of, format_of
 from ..params.arithmetic import multiplies, rounder, tensor_rule, zero_scale
 from ..params.powers_of_two import quiet_below
 from ..params.stored import IEEE, round_to, smallest, top
-from ..schemes import ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
+from ..schemes import Arithmetic, ScaleRule, Scheme, TensorScale, ZeroPoint, ZeroPointPlace
 from ..schemes.dialects import FinestQuotient
 from ..schemes.scale_rules import CEIL, EVEN, FLOOR, RCEIL, Ceiling
 
@@ -53,6 +52,20 @@ class Narrow(IntEnum):
     NONE = 0
     BFLOAT16 = 1
     FLOAT16 = 2
+
+
+class Rounded(IntEnum):
+    """Rounding modes; SUMS is half up as :class:`zeropoint.schemes.Arithmetic` has it."""
+
+    HALF_EVEN = 0
+    HALF_AWAY = 1
+    HALF_UP = 2
+    HALF_DOWN = 3
+    FLOOR = 4
+    CEIL = 5
+    TOWARD_ZERO = 6
+    STOCHASTIC = 7
+    SUMS = 8
 
 
 class ZeroPlace(IntEnum):
@@ -129,7 +142,7 @@ class Element(NamedTuple):
     magnitude (mask of the bits below the sign), max_code (of the largest finite value), negative_nan (whether
     negative zero's code is NaN): of a float format.
     unsigned_below: largest magnitude of a quotient whose sign is dropped, negative for none. quotient: what
-    the quotient is rounded to first.
+    the quotient is rounded to first. rounding: how it becomes a code; no codebook has another than half even.
     thresholds: ascending boundaries of a codebook, padded with Inf.
     """
 
@@ -148,6 +161,7 @@ class Element(NamedTuple):
     unsigned_below: Float32 = -1.0
     quotient: Annotated[Narrow, np.uint8] = Narrow.NONE
     scaling: Annotated[ScaleBy, np.uint8] = ScaleBy.DIVIDE
+    rounding: Annotated[Rounded, np.uint8] = Rounded.HALF_EVEN
     thresholds: Thresholds = (math.inf,) * THRESHOLDS
 
 
@@ -274,6 +288,7 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
         kind=Kind.INTEGER,
         quotient=Narrow.NONE if exact else _NARROW[narrow],
         scaling=ScaleBy.MULTIPLY if multiply else scaling,
+        rounding=_rounded(scheme),
     )
     if isinstance(fmt, IntFormat):
         return base._replace(
@@ -294,6 +309,13 @@ def element_of(scheme: Scheme, dtype: torch.dtype, *, multiply: bool) -> Element
     assert isinstance(fmt, CodebookFormat)
     ends = tuple(float(t) for t in fmt.thresholds)
     return base._replace(kind=Kind.CODEBOOK, thresholds=ends + (math.inf,) * (THRESHOLDS - len(ends)))
+
+
+def _rounded(scheme: Scheme) -> Rounded:
+    found = Rounded[scheme.rounding.mode.name]
+    sums = scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.zero_point is ZeroPoint.NONE
+    whole = sums and isinstance(scheme.element, IntFormat)
+    return Rounded.SUMS if whole and found is Rounded.HALF_UP else found
 
 
 def _zero_place(scheme: Scheme) -> ZeroPlace:
@@ -415,26 +437,3 @@ def needs_range(scheme: Scheme) -> bool:
     """
     one_sided = not scheme.element.min < 0 < scheme.element.max
     return one_sided or scheme.zero_point is not ZeroPoint.NONE
-
-
-@functools.lru_cache(maxsize=256)
-def code_order(scheme: Scheme) -> Any:
-    """Return the code of each rank of a codebook, or the identity."""
-    order = np.arange(THRESHOLDS + 1, dtype=np.uint8)
-    if isinstance(scheme.element, CodebookFormat):
-        order[: len(scheme.element.order)] = scheme.element.order
-    return order
-
-
-@functools.lru_cache(maxsize=256)
-def value_table(scheme: Scheme) -> Any:
-    """Return all codes' values as 256 float32, integers in steps."""
-    table = np.zeros(256, np.float32)
-    fmt = scheme.element
-    count = 1 << fmt.bits
-    codes = np.arange(count, dtype=np.int32)
-    if isinstance(fmt, IntFormat):
-        table[:count] = codes - (codes >> (fmt.bits - 1) << fmt.bits) if fmt.signed else codes
-    else:
-        table[:count] = decode(torch.from_numpy(codes), fmt, torch.float32).numpy()
-    return table

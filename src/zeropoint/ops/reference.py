@@ -420,11 +420,11 @@ def float_bounds(scheme: Scheme) -> tuple[float, float, bool]:
     """Return the unclipped interval of scaled values, and whether it is closed.
 
     A codebook ends at its extremes. A float format ends half a step past its largest value; a tie there
-    rounds to that value only when its significand is even, which without mantissa bits it never is. Rounding
-    is to nearest even.
+    rounds to that value only when its significand is even, which without mantissa bits it never is. Values
+    rounded otherwise than to nearest even are rounded before, and end at the extremes.
     """
     element = scheme.element
-    if not isinstance(element, FloatFormat):
+    if not isinstance(element, FloatFormat) or scheme.rounding.mode is not RoundingMode.HALF_EVEN:
         return float(element.min), float(element.max), True
     high = float(element.ceiling)
     return (-high if element.signed else 0.0), high, element.mantissa_bits > 0 and element.max_code % 2 == 0

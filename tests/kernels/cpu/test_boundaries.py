@@ -1,4 +1,4 @@
-"""4-bit floats from 16-bit floats by tables: the bytes of the reference, where tables pay."""
+"""4-bit floats and integers from 16-bit floats by tables: the bytes of the reference, where tables pay."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +23,8 @@ SCHEMES = (
     "float4_e2m1fn:g64:scale=float8_e8m0fnu",
     "float4_e2m1fn:g256:scale=float8_ue4m3fn:scale2=float32@tensor",
     "float4_e2m1fn:g16:scale=float8_e8m0fnu",
+    "nvint4",
+    "int4:g64:scale=float8_e8m0fnu:narrow",
 )
 
 

@@ -72,6 +72,15 @@ def test_scales_of_numbers_of_any_size_are_those_of_the_reference(scheme: str) -
                 assert alike(numbers(shape, magnitude).to(dtype), scheme), (shape, magnitude, dtype)
 
 
+@pytest.mark.parametrize("scheme", ["tq1_0", "digits5[-1,0,1]:g32", "mx9", "mx6"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_of_no_number_have_the_values_of_the_reference(scheme: str, dtype: torch.dtype) -> None:
+    q = zp.quantize(numbers((4, 1024)).to(dtype), scheme)
+    q.data.random_(0, 256, generator=torch.Generator().manual_seed(0))
+    expected, found = by_default(q.dequantize)
+    assert same(expected, found)
+
+
 def test_rows_longer_than_a_cache_get_their_offsets() -> None:
     assert alike(numbers((2, 40_960)), "uint4:g32:offset=float16")
 

@@ -13,7 +13,8 @@ from ...formats import Format
 from ...formats.torch_dtypes import format_of
 from ...layout import packing
 from ...ops import reference
-from ...ops.lowering import How, value_table
+from ...ops.code_tables import value_table
+from ...ops.lowering import How
 from ...ops.reference_backend import filled
 from ...ops.registry import HeldKernel, Op, Request, temporaries_of
 from ...params import arithmetic

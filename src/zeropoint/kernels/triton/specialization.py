@@ -11,10 +11,11 @@ import torch
 from ...formats import FloatFormat, IntFormat
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import lowering
-from ...ops.lowering import Kind, ScaleBy, ZeroPlace, code_order
+from ...ops.code_tables import code_order
+from ...ops.lowering import Kind, Rounded, ScaleBy, ZeroPlace
 from ...ops.registry import Request
 from ...params.effective import over_reciprocal
-from ...schemes import Arithmetic, Granularity, Scheme, ZeroPoint
+from ...schemes import Granularity, Scheme
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -31,20 +32,6 @@ class Hardware(IntEnum):
     NONE = 0
     E4M3 = 1
     E5M2 = 2
-
-
-class Rounded(IntEnum):
-    """Rounding modes; SUMS is half up as :class:`zeropoint.schemes.Arithmetic` has it."""
-
-    HALF_EVEN = 0
-    HALF_AWAY = 1
-    HALF_UP = 2
-    HALF_DOWN = 3
-    FLOOR = 4
-    CEIL = 5
-    TOWARD_ZERO = 6
-    STOCHASTIC = 7
-    SUMS = 8
 
 
 class Held(NamedTuple):
@@ -73,10 +60,9 @@ class Constants(NamedTuple):
     together. multiply: whether values are multiplied by factors. native: whether a GPU runs the kernel,
     rather than the interpreter. fused: whether quotients may be made of fused multiplications and additions,
     see :func:`.programs.element_codes.fused`. short: whether they may be of two operations, see
-    :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has. rounding:
-    which neighbor quotients go to; but for half to even, quotients are IEEE's to the last bit. most: largest
-    factor under which fused ones are. extent: of :func:`zeropoint.ops.row_errors.code_extent`, if errors are
-    measured.
+    :func:`.programs.element_codes.reciprocals`. hardware: the format whose conversion a GPU has. most:
+    largest factor under which fused quotients are IEEE's to the last bit, as all are that are not rounded
+    half to even. extent: of :func:`zeropoint.ops.row_errors.code_extent`, if errors are measured.
     """
 
     element: Any
@@ -94,7 +80,6 @@ class Constants(NamedTuple):
     fused: bool
     short: bool
     hardware: int
-    rounding: int = 0
     most: float = 2.0**60
     extent: tuple[float, float] = (0.0, 0.0)
 
@@ -116,8 +101,8 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
     unsigned = int(np.float32(element.unsigned_below).view(np.int32))
     plain = _plain(element)._replace(unsigned_below=unsigned)
     outer = lowering.outer_rule_of(scheme, dtype) if chosen else None
-    native, rounding = request.device.type == "cuda", _rounded(scheme)
-    even = rounding is Rounded.HALF_EVEN
+    native = request.device.type == "cuda"
+    even = element.rounding is Rounded.HALF_EVEN
     return Constants(
         element=plain, rule=_plain(rule), inverse_divisor=float(np.float32(1) / np.float32(rule.divisor)),
         held=held_of(scheme, dtype) or _factors(scheme), chosen=chosen,
@@ -125,16 +110,9 @@ def constants_of(request: Request, cut: Any, *, chosen: bool, dividing: bool = F
         width=scheme.bits, group=_WHOLE_BYTES[scheme.bits], multiply=multiply, native=native,
         fused=native and element.scaling is ScaleBy.DIVIDE and _boundaries_are_large(element),
         short=even and _is_short(element, request.dtype),
-        hardware=int(_hardware(scheme, element)) if native and even else 0, rounding=int(rounding),
+        hardware=int(_hardware(scheme, element)) if native and even else 0,
         most=2.0**60 if even else _LARGEST_FACTORS[request.dtype],
     )  # fmt: skip
-
-
-def _rounded(scheme: Scheme) -> Rounded:
-    found = Rounded[scheme.rounding.mode.name]
-    sums = scheme.dialect.arithmetic is Arithmetic.SUMS and scheme.zero_point is ZeroPoint.NONE
-    whole = sums and isinstance(scheme.element, IntFormat)
-    return Rounded.SUMS if whole and found is Rounded.HALF_UP else found
 
 
 def by_powers(scheme: Scheme, dtype: torch.dtype) -> bool:

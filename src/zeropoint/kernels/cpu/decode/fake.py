@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import Flag, Float32
-from ..encode.elements import INFINITE, MAGIC, encode, round_tile, scale_tile
+from ..encode.elements import INFINITE, MAGIC, encode, round_by_mode, round_tile, scale_tile
 from ..encode.rows import parameter_row
-from ..machine.descriptor import INTEGER, ZERO_INSIDE, ZERO_NONE
+from ..machine.descriptor import HALF_EVEN, INTEGER, ZERO_INSIDE, ZERO_NONE
 from ..machine.intrinsics import and32, bits32, device, float32_of, scratch, stream_fence
 from ..machine.named_records import unpacker
 from ..machine.tile import NOT_FINITE, TILE, clear, fetch_ahead, load, run_amax
@@ -44,6 +44,8 @@ def fake_integers(tile: Any, factors: Any, zeros: Any, count: Any, element: Any)
         for i in range(count):
             tile[i] = tile[i] + zeros[i]
         round_tile(tile, count, element.quotient)
+        if element.rounding != HALF_EVEN:
+            round_by_mode(tile, count, element)
         for i in range(count):
             t = tile[i]
             t = t if t > low else low
@@ -115,6 +117,8 @@ def fake_quantize_rows(arrays: Any, desc: Any, first: Any, last: Any) -> None:
             if element.kind == INTEGER:
                 scale_tile(tile, factors, n, element.scaling)
                 round_tile(tile, n, element.quotient)
+                if element.rounding != HALF_EVEN and element.zero_place != ZERO_INSIDE:
+                    round_by_mode(tile, n, element)
                 if lossy:
                     fill_blocks(multipliers, base, c, n, layout.block, factors)
                 fake_integers(tile, factors, offsets, n, element)
@@ -141,6 +145,8 @@ def gate_integers(tile: Any, zeros: Any, count: Any, element: Any, grad: Any) ->
         for i in range(count):
             tile[i] = tile[i] + zeros[i]
         round_tile(tile, count, element.quotient)
+    if element.rounding != HALF_EVEN:
+        round_by_mode(tile, count, element)
     after = np.float32(0) if element.zero_place == ZERO_INSIDE else np.float32(1)
     for i in range(count):
         z = zeros[i] * after
@@ -217,6 +223,8 @@ def fake_quantize_backward_rows(arrays: Any, desc: Any, bounds: Any, first: Any,
             if element.kind == INTEGER:
                 gate_integers(tile, offsets, n, element, slope)
             else:
+                if element.rounding != HALF_EVEN:
+                    round_by_mode(tile, n, element)
                 gate_bounds(tile, n, bounds, slope)
             emit_values(out, at, slope, n, layout.kind)
     stream_fence()

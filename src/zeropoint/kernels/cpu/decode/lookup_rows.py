@@ -6,6 +6,7 @@ import numpy as np
 
 from ....ops.lowering import UInt8, UInt64
 from ..encode.rows import tile_span
+from ..machine.bit_moves import VALUED_DIGITS, load_digits
 from ..machine.intrinsics import bits32, device, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
@@ -14,8 +15,8 @@ from ..machine.vector import HALF, WHOLE, floats_of, load_lanes, load_nibbles, s
 from .rows import emit_values
 from .steps import put_picked
 
-SHARED, OF_BLOCK, OF_SIGN = np.uint64(0), np.uint64(1), np.uint64(2)
-"""Whose a table is: all blocks', each block's, or one of two by the sign of the factor."""
+SHARED, OF_BLOCK, OF_SIGN, OF_DIGIT = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
+"""Whose a table is: all blocks', each block's, one of two by the sign of the factor, or a digit's of five."""
 LONGEST = 16
 """Most values of a code."""
 _ROOM = TILE + LONGEST
@@ -42,7 +43,8 @@ class LookupRows(NamedTuple):
     """Looked-up rows.
 
     bits, per: of a code, and its values. block: values of a block. cols, width, row_bytes: columns, blocks
-    and bytes of a row. kind: dtype of the values. whose: whose tables are: SHARED, OF_BLOCK or OF_SIGN.
+    and bytes of a row. kind: dtype of the values. whose: whose tables are: SHARED, OF_BLOCK, OF_SIGN or
+    OF_DIGIT.
     """
 
     bits: UInt64
@@ -125,14 +127,28 @@ def _pick_blocks(
 
 
 @device
+def _pick_digits(
+    source: Any, byte_at: Any, block: Any, tables: Any, b: Any, digits: Any, out: Any, at: Any
+) -> None:
+    """Write values of a block of codes of five base-3 digits.
+
+    Gain that keeps it: 3 times the speed of tq1_0.
+    """
+    load_digits(VALUED_DIGITS, source, byte_at, _ONE, block, digits)
+    values = load_lanes(tables.values, np.uint64(0)) * floats_of(tables.factors[b])
+    for i in range(np.uint64(0), block, WHOLE):
+        put_picked(out, at + i, values, values, load_lanes(digits, i))
+
+
+@device
 def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, first: Any, last: Any) -> None:
     """Decode rows by ``tables[table of b, code, j] * factors[b]``, in float32.
 
     sizes: packed :class:`LookupRows`. tables: float32, ``values of a code << bits`` numbers of each, and
-    LONGEST more entries of padding where codes have several values.
+    LONGEST more entries of padding where codes have several values; of digits LONGEST numbers alone.
     """
     bits, per, block, cols, width, row_bytes, kind, whose = unpack_lookup(sizes)
-    tile, own, codes = scratch(_ROOM, np.float32), scratch(TILE, np.float32), scratch(TILE, np.uint8)
+    tile, own, codes = scratch(_ROOM, np.float32), scratch(TILE, np.float32), scratch(_ROOM, np.uint8)
     found, most = Tables(tables, whose, per << bits, factors), np.uint64(TILE) // per * per
     nibbles = bits == np.uint64(4) and per == _ONE and (block == HALF or block % WHOLE == 0)
     for r in range(first, last):
@@ -140,7 +156,11 @@ def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, fi
         while start < cols:
             # Blocks that end with a code leave no gap before the next, and are unpacked together.
             span = tile_span(block, cols - start) if block % per == 0 else min(block, cols - start)
-            if nibbles and span % WHOLE == 0:
+            if whose == OF_DIGIT:
+                span, byte = block, r * row_bytes + bit // _EIGHT
+                _pick_digits(source, byte, block, found, b, codes, out, r * cols + start)
+                bit += (block + per - _ONE) // per * bits
+            elif nibbles and span % WHOLE == 0:
                 byte = r * row_bytes + bit // _EIGHT
                 _pick_blocks(source, byte, span, block, found, b, out, r * cols + start)
                 bit += span * bits

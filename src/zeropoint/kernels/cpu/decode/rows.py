@@ -23,7 +23,15 @@ from ..machine.intrinsics import (
 from ..machine.pack import load_codes
 from ..machine.tile import BFLOAT16, TILE, clear, factor_cut, fetch_ahead, spread
 from ..machine.vector import WHOLE
-from .steps import PackedSteps, StepScales, ValueTarget, can_decode_steps, decode_steps
+from .steps import (
+    PAIRS,
+    PackedSteps,
+    StepScales,
+    ValueTarget,
+    can_decode_steps,
+    decode_steps,
+    has_fixed_point,
+)
 
 LEAST_NORMAL, MOST = np.float32(2.0**-126), np.float32(2.0**127)
 """Between these, products are normal numbers that no rounding makes infinite."""
@@ -222,6 +230,8 @@ def dequantize_rows(arrays: Any, desc: Any, origin: Any, stream: Any, first: Any
             # Then powers of two move the exponent and nothing else.
             exact = safe and power
             shift, part = factor_cut(layout.block, span) if known else (np.uint64(0), step)
+            if layout.block == np.uint64(2) and has_fixed_point(element):
+                shift, part = PAIRS, step
             stepwise = shift > np.uint64(0)
             if element.zero_place != ZERO_NONE:
                 for b in range(blocks):

@@ -13,14 +13,23 @@ from typing import Any
 import numpy as np
 
 from ..machine.descriptor import (
+    CEIL,
     DIVIDE,
     FLOAT,
+    FLOOR,
+    HALF_AWAY,
+    HALF_DOWN,
+    HALF_EVEN,
+    HALF_UP,
     INTEGER,
     MULTIPLY,
     NO_ROUNDING,
     RECIPROCAL,
+    SUMS,
     TO_BFLOAT16,
+    TOWARD_ZERO,
     ZERO_AFTER,
+    ZERO_INSIDE,
     ZERO_NONE,
 )
 from ..machine.intrinsics import bits32, count_above, device, float32_of, shl32, shr32, to_bfloat16
@@ -70,6 +79,65 @@ def round_tile(tile: Any, count: Any, to: Any) -> None:
             tile[i] = float32_of(np.uint32(bits32(t) | (bits32(tile[i]) & SIGN)))
 
 
+_GROW, _KEEP = np.float32(0), np.float32(2)
+_TIE = np.float32(0.5 - 2.0**-25)
+"""Distances from the nearest step past which a magnitude moves on: any, none, and a half."""
+_STEPS = np.float32(2.0**23)
+"""Steps that a float32 holds: adding this rounds to whole ones, half to even."""
+_MOST = np.float32(2.0**22)
+_TINY = np.float32(2.0**-140)
+
+
+@device
+def _moves(mode: Any, negative: Any) -> Any:
+    """Distances from the nearest step past which magnitudes go up, and down."""
+    up, down = (CEIL, FLOOR) if not negative else (FLOOR, CEIL)
+    tie_up, tie_down = (HALF_UP, HALF_DOWN) if not negative else (HALF_DOWN, HALF_UP)
+    if mode == up:
+        return _GROW, _KEEP
+    if mode in (down, TOWARD_ZERO):
+        return _KEEP, _GROW
+    if mode in (tie_up, HALF_AWAY):
+        return _TIE, _KEEP
+    return _KEEP, _TIE if mode == tie_down else _KEEP
+
+
+@device
+def round_by_mode(tile: Any, count: Any, element: Any) -> None:
+    """Round a tile by another mode than half to even.
+
+    Half to even leaves the results, which have codes, as they are. Numbers past the largest code stay past
+    it, and those that round to zero keep a sign.
+    """
+    mode, whole = element.rounding, element.kind == INTEGER
+    if mode == SUMS:
+        lift = np.float32(0.5) - element.low
+        for i in range(count):
+            tile[i] = np.floor(tile[i] + lift) + element.low
+        return
+    above, below = _moves(mode, False)
+    above_negative, below_negative = _moves(mode, True)
+    mask = np.uint32(0) if whole else EXPONENT
+    low = shl32(np.uint32(127) if whole else element.emin, np.uint32(23))
+    most, mantissa = (
+        _MOST if whole else element.maximum * np.float32(2),
+        shl32(element.mantissa, np.uint32(23)),
+    )
+    for i in range(count):
+        t = tile[i]
+        a = abs(t)
+        a = most if a > most else a
+        step = np.uint32(max(np.uint32(bits32(a) & mask), low) - mantissa)
+        scaled = a * float32_of(np.uint32(np.uint32(254 << 23) - step))
+        n = (scaled + _STEPS) - _STEPS
+        off = scaled - n
+        n += np.float32(1) if off > (above_negative if t < np.float32(0) else above) else np.float32(0)
+        n -= np.float32(1) if -off > (below_negative if t < np.float32(0) else below) else np.float32(0)
+        r = n * float32_of(step)
+        r = _TINY if (r == np.float32(0)) & (a > np.float32(0)) else r
+        tile[i] = float32_of(np.uint32(bits32(r) | (bits32(t) & SIGN)))
+
+
 @device
 def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> None:
     """Codes ``clamp(rint(tile[i]) + zero)``, the zero point before or after rounding.
@@ -97,6 +165,8 @@ def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> N
         for i in range(count):
             tile[i] = tile[i] + zeros[i]
         round_tile(tile, count, element.quotient)
+        if element.rounding != HALF_EVEN:
+            round_by_mode(tile, count, element)
         for i in range(count):
             t = tile[i]
             t = t if t > low else low
@@ -172,11 +242,14 @@ def encode(tile: Any, factors: Any, zeros: Any, count: Any, element: Any, order:
     order: (16,) uint8, the code of each rank of a codebook.
     """
     simple = element.scaling == DIVIDE and element.quotient == NO_ROUNDING and element.zero_place == ZERO_NONE
-    if element.kind == INTEGER and simple:
+    even = element.rounding == HALF_EVEN
+    if element.kind == INTEGER and simple and even:
         divide_encode_int(tile, factors, count, element.low, element.high, codes)
         return
     scale_tile(tile, factors, count, element.scaling)
     round_tile(tile, count, element.quotient)
+    if not even and element.zero_place != ZERO_INSIDE:
+        round_by_mode(tile, count, element)
     if element.kind == INTEGER:
         encode_int(tile, zeros, count, element, codes)
     elif element.kind == FLOAT:

@@ -54,7 +54,7 @@ def keys_of(values: Any) -> Any:
 
 
 @inlined
-def _half_keys(bits: Any) -> Any:
+def half_keys(bits: Any) -> Any:
     """16-bit floats as signed integers that order like them; own inverse."""
     return bits ^ (shift_signed(bits, halves_of(np.uint16(15))) & halves_of(np.uint16(0x7FFF)))
 
@@ -68,7 +68,7 @@ def _ends_of_floats(x: Any, at: Any) -> Any:
 
 @inlined
 def _keys_of_halves(x: Any, at: Any) -> Any:
-    keys = _half_keys(load_lanes(x, at))
+    keys = half_keys(load_lanes(x, at))
     return keys, keys
 
 
@@ -94,7 +94,7 @@ def _ends_of_two_vectors(x: Any, at: Any) -> Any:
 
 @inlined
 def _keys_of_pairs(x: Any, at: Any) -> Any:
-    keys = interleaved_pairs(_half_keys(load_lanes(x, at)))
+    keys = interleaved_pairs(half_keys(load_lanes(x, at)))
     return keys, keys
 
 
@@ -137,7 +137,7 @@ def _halves_of_keys(low: Any, high: Any) -> Any:
     least, most = pairs_of(low), pairs_of(high)
     least = smaller_signed(shift_signed(least, half), shift_signed(least << half, half))
     most = larger_signed(shift_signed(most, half), shift_signed(most << half, half))
-    return _half_keys(low_halves(least, most))
+    return half_keys(low_halves(least, most))
 
 
 @inlined

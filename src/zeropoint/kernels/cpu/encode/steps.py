@@ -17,6 +17,7 @@ import numpy as np
 from ..machine.descriptor import (
     CODEBOOK,
     DIVIDE,
+    HALF_EVEN,
     INTEGER,
     MULTIPLY,
     NO_ROUNDING,
@@ -26,7 +27,7 @@ from ..machine.descriptor import (
     ZERO_AFTER,
     ZERO_INSIDE,
 )
-from ..machine.intrinsics import bits32, device, float32_of, inlined, shl32, shr32
+from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32, shr32
 from ..machine.lookup import count_floats_above, load_table, pick_octets
 from ..machine.reductions import any_lane
 from ..machine.vector import (
@@ -42,6 +43,7 @@ from ..machine.vector import (
     larger,
     larger_bits,
     larger_signed,
+    load_lanes,
     octets_of,
     octets_of_halves,
     second_float16,
@@ -88,7 +90,8 @@ def can_encode_steps(element: Any) -> Any:
     divides = element.scaling == DIVIDE
     exact = element.quotient == NO_ROUNDING and (divides or element.kind != INTEGER)
     exact = exact and (element.scaling != RECIPROCAL or element.kind == CODEBOOK)
-    return exact or (element.quotient != NO_ROUNDING and element.scaling != RECIPROCAL)
+    known = exact or (element.quotient != NO_ROUNDING and element.scaling != RECIPROCAL)
+    return known and element.rounding == HALF_EVEN
 
 
 @inlined
@@ -325,11 +328,14 @@ def encode_steps(source: Any, blocks: Any, element: Any, order: Any, target: Any
             put_words(x, a, b, i, target)
         return
     if element.kind == CODEBOOK:
-        ranked, table = is_identity(order), load_table(order)
+        ranked, table, room = is_identity(order), load_table(order), scratch(16, np.float32)
+        for t in range(np.uint64(len(element.thresholds))):
+            room[t] = element.thresholds[t]
+        thresholds = load_lanes(room, np.uint64(0))
         for i in range(np.uint64(0), count, WHOLE):
             fetch_step(x, at + i + ahead)
             a, b = scaled_at(source, i, blocks, element)
-            a, b = count_floats_above(a, element.thresholds), count_floats_above(b, element.thresholds)
+            a, b = count_floats_above(a, thresholds), count_floats_above(b, thresholds)
             if ranked:
                 put_words(x, a, b, i, target)
             else:

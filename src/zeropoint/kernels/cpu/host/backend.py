@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ....formats import RoundingMode
 from ....ops.lowering_refusals import element_refusal
 from ....ops.registry import Kernel, Op, Request
 from ....params.arithmetic import multiplies, rounder
@@ -67,7 +68,12 @@ class CpuBackend:
             return None
         if multiplies(request.scheme) and rounder(request.scheme, request.own_dtype) is not None:
             return "reciprocals of 16 bits are known to the reference alone"
-        reason = element_refusal(request.scheme, decoding=request.op in (Op.DEQUANTIZE, Op.MEASURE))
+        decodes, noisy = (
+            request.op in (Op.DEQUANTIZE, Op.MEASURE),
+            request.scheme.rounding.mode is RoundingMode.STOCHASTIC,
+        )
+        searches = request.op is Op.SEARCH_PARAMS or request.scheme.search is not None
+        reason = element_refusal(request.scheme, decoding=decodes, rounds=not (noisy or searches))
         if reason is not None:
             return reason
         if request.scheme.offsets and not offsets_lie_in_rows(request):

@@ -18,7 +18,8 @@ from ....errors import ShapeError
 from ....formats import FloatFormat
 from ....layout import packing
 from ....ops import lowering, reference
-from ....ops.lowering import How, code_order, needs_range, value_table
+from ....ops.code_tables import code_order, value_table
+from ....ops.lowering import How, needs_range
 from ....ops.lowering_refusals import rule_refusal
 from ....ops.threads import WORTH_A_THREAD, parts_for, share
 from ....params.tensors import Params, parameter_tensors

@@ -26,7 +26,8 @@ from ....layout import packing
 from ....layout.blocks import exact_sum, signed_largest, spread_blocks
 from ....ops import lowering, reference
 from ....ops.chain_levels import Lowered, lowered_chain
-from ....ops.lowering import Offset, code_order
+from ....ops.code_tables import code_order
+from ....ops.lowering import Offset
 from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Op, Request
 from ....ops.threads import share

@@ -11,7 +11,8 @@ import torch
 
 from ....formats import IntFormat
 from ....formats.torch_dtypes import format_of, storage_dtype
-from ....ops.lowering import code_order, element_of, needs_range, rule_of
+from ....ops.code_tables import code_order
+from ....ops.lowering import element_of, needs_range, rule_of
 from ....ops.registry import HeldKernel, Request
 from ....params.tensors import Params, zero_point_of
 from ....schemes import Granularity, Scheme, TensorScale, ZeroPoint

@@ -96,8 +96,12 @@ def _numbers(struct: Struct, element: Format, joins: bool) -> tuple[Any, Any]:
 
 def takes(element: Format) -> bool:
     """Whether the kernel knows the codes: numbers, or five base-3 digits."""
-    five = isinstance(element, DigitsFormat) and (element.base, element.count) == (_BASE, int(FIVE))
-    return element.per_code == 1 or five
+    return element.per_code == 1 or has_five_digits(element)
+
+
+def has_five_digits(element: Format) -> bool:
+    """Whether codes are five base-3 digits."""
+    return isinstance(element, DigitsFormat) and (element.base, element.count) == (_BASE, int(FIVE))
 
 
 def _as_bytes(codes: Field, bits: int) -> Field:

@@ -11,8 +11,9 @@ import torch
 from ....formats import IntFormat
 from ....ops import linear as layers
 from ....ops import lowering
+from ....ops.code_tables import code_order
 from ....ops.linear import Layer
-from ....ops.lowering import How, code_order
+from ....ops.lowering import How
 from ....ops.lowering_refusals import element_refusal, rule_refusal
 from ....ops.registry import Request
 from ....ops.threads import gradual_underflow, parts_for, share, thread_count

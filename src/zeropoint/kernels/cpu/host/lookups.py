@@ -26,13 +26,16 @@ from ....params.scale_tables import boundaries, tables_of
 from ....params.tensors import Params, require_parameters
 from ....schemes import Scheme
 from .. import lookup_entries as entries
-from ..decode.lookup_rows import LONGEST, OF_BLOCK, OF_SIGN, SHARED, LookupRows
+from ..decode.lookup_rows import LONGEST, OF_BLOCK, OF_DIGIT, OF_SIGN, SHARED, LookupRows
 from ..encode.table_rows import DigitRows, TableRows
 from ..machine import descriptor as k
 from ..machine.named_records import pack
+from ..machine.tile import TILE
+from ..machine.vector import STEP
 from . import memory
 from .arrays import block_factors, flat_array
 from .calls import flat_bytes
+from .layout_calls import has_five_digits
 from .statistics import Ends, block_extremes
 from .views import KINDS
 
@@ -93,6 +96,8 @@ class LookupKernel:
         element, block = scheme.element, scheme.row_block(shape)
         self._request, self._rows = request, math.prod(shape[:-1])
         self._whose = OF_BLOCK if element.per_scale > 1 else OF_SIGN if element.reads_sign else SHARED
+        if has_five_digits(element) and block % STEP == 0 and block <= TILE and shape[-1] % block == 0:
+            self._whose = OF_DIGIT
         self._bytes = code_rows.packed_shape(scheme, shape)
         width = -(-shape[-1] // block)
         self._sizes = pack(
@@ -108,7 +113,7 @@ class LookupKernel:
             )
         )
         self._blocks = self._rows * width
-        self._table = _table_of(scheme) if self._whose != OF_BLOCK else None
+        self._table = None if self._whose == OF_BLOCK else _table_of(scheme, digits=self._whose == OF_DIGIT)
 
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
         asked = self._request
@@ -134,9 +139,15 @@ _ALLOCATES = "tables and factors are made in memory of each call"
 
 
 @functools.lru_cache(maxsize=64)
-def _table_of(scheme: Scheme) -> Any:
-    """Values of all codes in scale units: both grids where signs choose."""
+def _table_of(scheme: Scheme, *, digits: bool) -> Any:
+    """Values of all codes, or digits, in scale units; maybe two grids."""
     element = scheme.element
+    if digits:
+        assert isinstance(element, DigitsFormat)
+        values = decode(
+            torch.arange(element.base, dtype=torch.int32, device="cpu"), element.digit, torch.float32
+        )
+        return np.append(flat_array(values), np.zeros(LONGEST, np.float32))
     codes = torch.arange(1 << scheme.bits, dtype=torch.int32, device="cpu")
     if isinstance(element, ChoiceFormat):
         grids = [

@@ -16,8 +16,9 @@ from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ....ops import affine_fits, block_errors, block_tables, lowering, scale_search, window_search
 from ....ops.block_tables import Floats
 from ....ops.clusters import EXACT
+from ....ops.code_tables import code_order, value_table
 from ....ops.integer_fits import fits_codes
-from ....ops.lowering import LoweredRule, Narrow, code_order, value_table
+from ....ops.lowering import LoweredRule, Narrow
 from ....ops.registry import Op, Request, kernel_of
 from ....ops.threads import parts_for, share
 from ....params import QuantizationParams

@@ -46,6 +46,8 @@ _DIGITS: Any = np.array(
     [sum(code // 3 ** (4 - n) % 3 << 8 * n for n in range(5)) for code in range(256)], np.uint64
 )
 """The digits of each code as bytes, the highest one first."""
+VALUED_DIGITS: Any = np.where(np.arange(256) < 243, _DIGITS, np.uint64(0x0303030303))
+"""Likewise, with digits of 3 for unused codes, whose values are zeros."""
 _THREE, _SIGN = np.uint64(3), np.uint64(1)
 _PLACES = np.uint64(81 << 32 | 27 << 24 | 9 << 16 | 3 << 8 | 1)
 """The fifth byte of its product with a word is the number whose digits are the first five bytes."""
@@ -219,8 +221,11 @@ def _split_digits(
 
 
 @device
-def _load_digits(data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> None:
-    """Write the digits of codes of five; blocks end with their digits."""
+def load_digits(table: Any, data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> None:
+    """Write the digits of codes of five by a table.
+
+    Blocks end with their digits.
+    """
     codes = (block + FIVE - np.uint64(1)) // FIVE
     eights = codes // _WHOLE * _WHOLE
     for b in range(blocks):
@@ -228,9 +233,9 @@ def _load_digits(data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> N
         for i in range(np.uint64(0), eights, _WHOLE):
             word = load64(data, source + i)
             for n in range(np.uint64(8)):
-                store64(numbers, target + (i + n) * FIVE, _DIGITS[np.uint8(word >> (n * _WHOLE))])
+                store64(numbers, target + (i + n) * FIVE, table[np.uint8(word >> (n * _WHOLE))])
         for i in range(eights, codes):
-            store64(numbers, target + i * FIVE, _DIGITS[data[source + i]])
+            store64(numbers, target + i * FIVE, table[data[source + i]])
 
 
 @inlined
@@ -327,7 +332,7 @@ def move_rows(data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, first:
         if joins:
             _clear(lines, start * nbytes, count * nbytes)
             if digits:
-                _load_digits(data, start * codes, count, block, room)
+                load_digits(_DIGITS, data, start * codes, count, block, room)
             elif not whole:
                 load_codes(data, start * block * bits // _WHOLE, count * block, bits, room)
         else:

@@ -30,6 +30,9 @@ INTEGER, FLOAT, CODEBOOK = map(np.uint8, lowering.Kind)
 NO_ROUNDING, TO_BFLOAT16, TO_FLOAT16 = map(np.uint8, lowering.Narrow)
 ZERO_NONE, ZERO_AFTER, ZERO_INSIDE, ZERO_OF_PRODUCT = map(np.uint8, lowering.ZeroPlace)
 DIVIDE, MULTIPLY, RECIPROCAL = map(np.uint8, lowering.ScaleBy)
+HALF_EVEN, HALF_AWAY, HALF_UP, HALF_DOWN, FLOOR, CEIL, TOWARD_ZERO, _STOCHASTIC, SUMS = map(
+    np.uint8, lowering.Rounded
+)
 THRESHOLDS = lowering.THRESHOLDS
 
 

@@ -87,6 +87,23 @@ def _swapper(distance: int) -> Any:
 swapped_by_1, swapped_by_2, swapped_by_4, swapped_by_8 = (_swapper(1 << n) for n in range(4))
 
 
+def _doubler(begin: int) -> Any:
+    """Build the doubling of 8 lanes from ``begin``, each next to itself."""
+
+    @primitive
+    def double(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            lanes = indices([begin + n // 2 for n in range(LANES)])
+            return builder.shuffle_vector(args[0], args[0], lanes)
+
+        return x(x), codegen
+
+    return double
+
+
+first_doubled, second_doubled = _doubler(0), _doubler(LANES // 2)
+
+
 @primitive
 def even_lanes(typingctx: Any, a: Any, b: Any) -> Any:
     """Lanes 0, 2, 4 ... of two vectors."""

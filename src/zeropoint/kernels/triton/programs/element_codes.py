@@ -10,8 +10,8 @@ float32 off instead of rounding it, and its ``fma`` rounds twice.
 import triton
 import triton.language as tl
 
-from ....ops.lowering import Kind, Narrow, ScaleBy, ZeroPlace
-from ..specialization import Hardware, Rounded
+from ....ops.lowering import Kind, Narrow, Rounded, ScaleBy, ZeroPlace
+from ..specialization import Hardware
 from .rounding_modes import rounded_to
 
 _INTEGER, _FLOAT = tl.constexpr(int(Kind.INTEGER)), tl.constexpr(int(Kind.FLOAT))
@@ -198,7 +198,7 @@ def on_the_grid(ratio, bounded: tl.constexpr, noise, k: tl.constexpr):
     before.
     """
     a, binade = _binades(ratio, bounded, k)
-    if k.rounding != _HALF_EVEN:
+    if k.element.rounding != _HALF_EVEN:
         mantissa: tl.constexpr = k.element.mantissa
         inverse = float_of((254 + mantissa << 23) - bits_of(binade))
         a = tl.abs(rounded_to(_signed(a, ratio), binade * 2.0**-mantissa, inverse, noise, k))
@@ -215,7 +215,7 @@ def codes_of(ratio, zero, noise, bounded: tl.constexpr, k: tl.constexpr):
     if k.element.kind == _INTEGER:
         return _integer(ratio, zero, noise, k)
     elif k.element.kind == _FLOAT:  # noqa: RET505
-        return _float(ratio, noise, bounded and k.rounding == _HALF_EVEN, k)
+        return _float(ratio, noise, bounded and k.element.rounding == _HALF_EVEN, k)
     else:
         rank = _rank(ratio, k)
         if k.order == _IN_ORDER:
@@ -268,7 +268,7 @@ def _signed(number, sign):
 def _steps(ratio, low, high, noise, k: tl.constexpr):
     """Clamp to integers, exact before rounding, and round unless half to even."""
     steps = tl.minimum(tl.maximum(ratio, low), high)
-    return steps if k.rounding == _HALF_EVEN else rounded_to(steps, 1.0, 1.0, noise, k)
+    return steps if k.element.rounding == _HALF_EVEN else rounded_to(steps, 1.0, 1.0, noise, k)
 
 
 @triton.jit

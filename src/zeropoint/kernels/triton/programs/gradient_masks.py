@@ -7,8 +7,7 @@ Gradients are moved as the bits they are, so that NaN keeps its own. A program h
 import triton
 import triton.language as tl
 
-from ....ops.lowering import Kind, ZeroPlace
-from ..specialization import Rounded
+from ....ops.lowering import Kind, Rounded, ZeroPlace
 from .element_codes import float32, largest, on_the_grid, ratios, rounded
 from .held_scales import factors_of
 from .pieces import (
@@ -41,9 +40,13 @@ def _within(ratio, zero, noise, low, high, k: tl.constexpr):
             ratio = rounded(ratio + zero, k.element.quotient)
         # Past a code more than the ends nothing changes, and below 2**22 the sum rounds to an integer.
         near = tl.minimum(tl.maximum(ratio, first - 1.0), last + 1.0)
-        near = (near + _WHOLE) - _WHOLE if k.rounding == _HALF_EVEN else rounded_to(near, 1.0, 1.0, noise, k)
+        near = (
+            (near + _WHOLE) - _WHOLE
+            if k.element.rounding == _HALF_EVEN
+            else rounded_to(near, 1.0, 1.0, noise, k)
+        )
         return (near >= first) & (near <= last) & (ratio == ratio)
-    elif k.rounding == _HALF_EVEN:  # noqa: RET505 (Triton compiles one of these)
+    elif k.element.rounding == _HALF_EVEN:  # noqa: RET505 (Triton compiles one of these)
         return (ratio >= low) & (ratio <= high)
     else:
         near = tl.minimum(tl.maximum(ratio, -2.0 * k.element.maximum), 2.0 * k.element.maximum)

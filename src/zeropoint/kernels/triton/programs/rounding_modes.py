@@ -7,7 +7,7 @@ rounding is no part of it, so that a seed for each step compiles nothing.
 import triton
 import triton.language as tl
 
-from ..specialization import Rounded
+from ....ops.lowering import Rounded
 
 _STOCHASTIC, _FLOOR = tl.constexpr(int(Rounded.STOCHASTIC)), tl.constexpr(int(Rounded.FLOOR))
 _HALF_AWAY, _HALF_UP = tl.constexpr(int(Rounded.HALF_AWAY)), tl.constexpr(int(Rounded.HALF_UP))
@@ -39,7 +39,7 @@ def noise_of(seed, start, at, k: tl.constexpr):
     It is of elements with flat indices ``start + at``, at: int32. start: int64, of few dimensions: where
     indices pass a multiple of 2**32, their high halves are one of two.
     """
-    if k.rounding == _STOCHASTIC:
+    if k.element.rounding == _STOCHASTIC:
         own = _mixed(seed.to(tl.uint32))
         first, high = start.to(tl.uint32), (start >> 32).to(tl.uint32)
         low = first + at.to(tl.uint32)
@@ -56,7 +56,7 @@ def piece_noise(seed, start, at, k: tl.constexpr):
     ``start + at`` are multiples of eight. at: (pieces, 1) int32. Elements of a piece differ in the lowest
     bits alone, also after the first step.
     """
-    if k.rounding == _STOCHASTIC:
+    if k.element.rounding == _STOCHASTIC:
         own = _mixed(seed.to(tl.uint32))
         first, high = start.to(tl.uint32), (start >> 32).to(tl.uint32)
         low = first + at.to(tl.uint32)
@@ -92,27 +92,27 @@ def rounded_to(number, step, inverse, noise, k: tl.constexpr):
     lift = step * _WHOLE
     nearest = (number + lift) - lift
     off = (number - nearest) * inverse
-    if k.rounding == _STOCHASTIC:
+    if k.element.rounding == _STOCHASTIC:
         part = off * 4294967296.0
         part -= tl.where(part < 0.0, _NEAR_NOISE, 0.0)
         above = (_ceiled(part, k) > noise) | (off >= 0.5)  # half is 2**31, past int32
         return (nearest - tl.where(noise < 0, step, 0.0)) + tl.where(above, step, 0.0)
-    elif k.rounding == _SUMS:  # noqa: RET505 (of steps of 1; what is cut off is positive)
+    elif k.element.rounding == _SUMS:  # noqa: RET505 (of steps of 1; what is cut off is positive)
         total = number + (0.5 - k.element.low)
         nearest = (total + _WHOLE) - _WHOLE
         return (nearest - tl.where(nearest > total, 1.0, 0.0)) + k.element.low
-    elif k.rounding == _FLOOR:
+    elif k.element.rounding == _FLOOR:
         return nearest - tl.where(off < 0.0, step, 0.0)
-    elif k.rounding == _CEIL:
+    elif k.element.rounding == _CEIL:
         return nearest + tl.where(off > 0.0, step, 0.0)
-    elif k.rounding == _TOWARD_ZERO:
+    elif k.element.rounding == _TOWARD_ZERO:
         nearest -= tl.where((off < 0.0) & (number > 0.0), step, 0.0)
         return nearest + tl.where((off > 0.0) & (number < 0.0), step, 0.0)
-    elif k.rounding == _HALF_UP:
+    elif k.element.rounding == _HALF_UP:
         return nearest + tl.where(off == 0.5, step, 0.0)
-    elif k.rounding == _HALF_DOWN:
+    elif k.element.rounding == _HALF_DOWN:
         return nearest - tl.where(off == -0.5, step, 0.0)
     else:
-        tl.static_assert(k.rounding == _HALF_AWAY)
+        tl.static_assert(k.element.rounding == _HALF_AWAY)
         nearest += tl.where((off == 0.5) & (number > 0.0), step, 0.0)
         return nearest - tl.where((off == -0.5) & (number < 0.0), step, 0.0)
