@@ -3,8 +3,9 @@
 DIR is a folder that `tuned_smollm2.py` makes. For each scheme and method the model is quantized by
 `zp.quantize_checkpoint` in a process of its own, on `calib.safetensors` where the method takes data; then the
 decoded weights run in transformers, in float32, on 8 windows of 512 tokens of `eval.safetensors`, of which
-the second half is scored: KL divergence to the float model over 2,048 tokens, with its standard error. Inputs
-are not quantized, so that only weights count.
+the second half is scored: KL divergence to the float model over 2,048 tokens, with its standard error. A
+scheme such as `int4:g64` is one of weights alone; under `int4:g64+int8:token` inputs of the layers in blocks
+are rounded, too, by the same code for every row; `gguf:q4_k_m` is a file of llama.cpp.
 
 Rows are paired token by token: with the first method of the scheme, and, with `--oracle`, with an independent
 GPTQ and GPTAQ (tests/oracles/independent_gptq.py) on the same windows and the scales of `mse_weighted`.
@@ -39,7 +40,8 @@ from typing import Any
 import numpy as np
 import torch
 from facts import describe, machine, record
-from methods_peer import PEERS
+from methods_peer import LOGITS, PEERS, Written
+from methods_row import GGUF, INPUTS
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
@@ -129,7 +131,7 @@ class Reference:
     def of(folder: Path, windows: int) -> Reference:
         """Run the float model of a folder."""
         ids = load_file(folder / "eval.safetensors")["input_ids"][: windows * LENGTH].reshape(windows, LENGTH)
-        return Reference(ids=ids, log_p=log_probabilities(folder, ids))
+        return Reference(ids=ids, log_p=log_probabilities(folder, ids, inputs=""))
 
     @property
     def perplexity(self) -> float:
@@ -149,9 +151,15 @@ class Reference:
 
 
 @torch.no_grad()
-def log_probabilities(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    """Return those before the second half of each window, of a model of floats: (scored, vocabulary)."""
+def log_probabilities(folder: Path, ids: torch.Tensor, *, inputs: str) -> torch.Tensor:
+    """Log-probabilities of the second half of each window: (scored, vocabulary).
+
+    inputs: the scheme to which inputs of linear layers in blocks are rounded; empty for none.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for name, module in model.named_modules():
+        if inputs and ".layers." in name and isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda _, given: (zp.fake_quantize(given[0], inputs),))
     half = ids.shape[1] // 2
     logits = [model(input_ids=window[None]).logits[0, half - 1 : -1].log_softmax(-1) for window in ids]
     return torch.cat(logits)
@@ -181,11 +189,16 @@ def measured(case: Case, model: Path, reference: Reference, threads: int | None)
         row = made(case, model, out, threads)
         if "unknown" in row or "failed" in row:
             return row
-        if case.method in ORACLES or row.get("floats"):
+        if row.get("written") == Written.LOGITS:
+            return row | reference.scores(load_file(out / LOGITS)["log_p"])
+        if case.method in ORACLES or row.get("written") == Written.FLOATS:
             floats = out
+        elif case.scheme.startswith(GGUF):
+            zp.convert_checkpoint(out / "model.gguf", floats, to="float32")
         else:
             zp.dequantize_checkpoint(out, floats, dtype="float32")
-        return row | reference.scores(log_probabilities(floats, reference.ids))
+        _, _, inputs = case.scheme.partition(INPUTS)
+        return row | reference.scores(log_probabilities(floats, reference.ids, inputs=inputs))
 
 
 def estimates(row: Row) -> dict[str, Estimate]:

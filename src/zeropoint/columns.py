@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeVar, overload
@@ -15,23 +16,14 @@ from typing import Any, TypeVar, overload
 T = TypeVar("T")
 
 
-class LazySequence(Sequence[T]):
-    """A lazy sequence of ``count`` items, built by ``make`` on access.
+class MadeSequence(Sequence[T]):
+    """A sequence whose items are made on access, by number."""
 
-    >>> squares = LazySequence(4, lambda n: n * n)
-    >>> list(squares), squares[-1], squares[1:3]
-    ([0, 1, 4, 9], 9, (1, 4))
-    """
+    __slots__ = ()
 
-    __slots__ = ("_make", "_numbers")
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, count: int, make: Callable[[int], T]) -> None:
-        self._numbers = range(count)
-        self._make = make
-
-    def __len__(self) -> int:
-        return len(self._numbers)
+    @abstractmethod
+    def made(self, number: int) -> T:
+        """Return an item; number: from 0 on, below the length."""
 
     @overload
     def __getitem__(self, at: int) -> T: ...
@@ -40,12 +32,33 @@ class LazySequence(Sequence[T]):
     def __getitem__(self, at: slice) -> tuple[T, ...]: ...
 
     def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
-        if isinstance(at, slice):
-            return tuple(map(self._make, self._numbers[at]))
-        return self._make(self._numbers[at])
+        numbers = range(len(self))
+        return tuple(map(self.made, numbers[at])) if isinstance(at, slice) else self.made(numbers[at])
 
     def __iter__(self) -> Iterator[T]:
-        return map(self._make, self._numbers)
+        return map(self.made, range(len(self)))
+
+
+class LazySequence(MadeSequence[T]):
+    """A lazy sequence of ``count`` items, built by ``make`` on access.
+
+    >>> squares = LazySequence(4, lambda n: n * n)
+    >>> list(squares), squares[-1], squares[1:3]
+    ([0, 1, 4, 9], 9, (1, 4))
+    """
+
+    __slots__ = ("_count", "_make")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    def made(self, number: int) -> T:
+        """Return an item."""
+        return self._make(number)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

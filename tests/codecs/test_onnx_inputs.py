@@ -132,6 +132,17 @@ def test_scales_are_those_of_onnxruntimes_own_quantizer(model: Path, out: Path, 
         assert zero.dtype == np.uint8
 
 
+def test_a_range_of_inputs_leaves_out_tails(model: Path, tmp_path: Path) -> None:
+    x = images()[0][:100]
+    zp.quantize_checkpoint(
+        model, tmp_path / "out", "w8a8_static", format="onnx", calibration=x, input_range="percentile:80"
+    )
+    exact = float(np.percentile(x.numpy(), 80 - 1e-9, method="inverted_cdf"))
+    assert 0 < exact < x.max()
+    found = parameters(tmp_path / "out" / "model.onnx")["first.input_scale"]
+    assert exact / 255 * (1 - 1e-6) <= found <= exact / 255 * (1 + 1 / 32)  # the end of its bin
+
+
 def test_onnxruntime_computes_what_the_codes_say(out: Path, trained: dict[str, torch.Tensor]) -> None:
     found, weights = parameters(out), decoded(out.parent)
 
@@ -258,7 +269,7 @@ def test_what_is_no_input_of_the_graph_is_refused(model: Path, data: Path, tmp_p
     text = tmp_path / "text.txt"
     text.write_text("some text\n" * 100)
     refused(text, CalibrationError, "this model reads arrays, not text; pass calibration=")
-    refused("random", CalibrationError, "this model reads arrays, not text")
+    refused("random", CalibrationError, "random tokens are not what the model will see")
     refused(data, CalibrationError, "samples=101 asks for more than the 100", samples=101)
     refused(data, CalibrationError, "length=8 counts tokens, and this model reads arrays", length=8)
     refused(images()[0][:, 0], UnsupportedError, "onnxruntime does not run the model")
@@ -305,3 +316,46 @@ def test_inputs_that_are_no_data_stay_as_they_are(tmp_path: Path) -> None:
     ids = torch.arange(50)
     zp.quantize_checkpoint(source, tmp_path / "out", "w8a8_static", format="onnx", calibration=ids)
     assert {n.split(".")[0] for n in parameters(tmp_path / "out/model.onnx") if "input" in n} == {"w"}
+
+
+def language_model(folder: Path, *others: str) -> Path:
+    """A graph that reads tokens: rows of a table, times a mask and positions, and a MatMul."""
+    names = ["input_ids", "attention_mask", "position_ids", *others]
+    made = helper.make_graph(
+        [
+            node("Gather", ["table", "input_ids"], ["e"]),
+            node("Cast", ["attention_mask"], ["m"], to=1), node("Cast", ["position_ids"], ["p"], to=1),
+            node("Mul", ["m", "p"], ["f"]), node("Unsqueeze", ["f", "last"], ["g"]),
+            node("Mul", ["e", "g"], ["x"]), node("MatMul", ["x", "w"], ["y"]),
+        ],
+        "main", [info(name, TensorProto.INT64, ["n", "t"]) for name in names],
+        [info("y", 1, ["n", "t", 32])],
+        [numpy_helper.from_array(values((100, 64)), "table"), numpy_helper.from_array(np.array([-1]), "last"),
+         numpy_helper.from_array(values((64, 32), 1), "w")],
+    )  # fmt: skip
+    save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), folder)
+    (folder / "config.json").write_text('{"model_type": "bert", "vocab_size": 100}')
+    return folder
+
+
+def test_a_graph_of_tokens_is_calibrated_on_token_ids(tmp_path: Path) -> None:
+    source, ids = language_model(tmp_path / "in"), torch.arange(60).reshape(5, 12) * 7 % 100
+    zp.quantize_checkpoint(source, tmp_path / "out", "w8a8_static", format="onnx", calibration=ids)
+    read = torch.from_numpy(values((100, 64)))[ids] * torch.arange(12)[:, None]  # all ones, and 0 to 11
+    scale = (max(0.0, float(read.max())) - min(0.0, float(read.min()))) / 255
+    assert parameters(tmp_path / "out/model.onnx")["w.input_scale"] == pytest.approx(scale, rel=1e-6)
+
+
+def test_tokens_are_refused_where_inputs_do_not_follow_from_them(tmp_path: Path) -> None:
+    def refused(source: Path, given: Any, match: str, error: type[Exception] = CalibrationError) -> None:
+        with pytest.raises(error, match=match):
+            zp.quantize_checkpoint(source, tmp_path / "out", "w8a8_static", format="onnx", calibration=given)
+        assert not (tmp_path / "out").exists()
+
+    plain, pixels = language_model(tmp_path / "in"), language_model(tmp_path / "more", "pixel_values")
+    refused(pixels, torch.ones(2, 8, dtype=torch.int64), "reads 'pixel_values', which does not follow from")
+    refused(plain, torch.full((2, 8), 100), r"has token 100, and the model knows 0\.\.99")
+    refused(plain, "random", "static inputs take their scales from calibration, and random tokens are not")
+    text = tmp_path / "text.txt"
+    text.write_text("some text\n" * 100)
+    refused(plain, text, "has no files of a tokenizer; copy its files there", UnsupportedError)

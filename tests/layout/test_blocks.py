@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
+from fractions import Fraction
 
 import pytest
 import torch
 
 from zeropoint import Granularity, ShapeError
 from zeropoint.layout.blocks import (
+    mean_blocks,
     pairwise_sums,
     reduce_blocks,
     signed_largest,
@@ -136,3 +139,12 @@ def test_of_equal_magnitudes_the_first_in_the_block_gives_the_sign() -> None:
     x = torch.tensor([[3.0, -3.0, -2.0, 2.0, 1.0, -1.0], [-3.0, 3.0, 0.0, -0.5, 0.5, 0.25]])
     assert signed_largest(x, Granularity.group(2)).tolist() == [[3.0, -2.0, 1.0], [-3.0, -0.5, 0.5]]
     assert signed_largest(x, Granularity.channel(0)).tolist() == [[3.0], [-3.0]]
+
+
+def test_means_of_the_largest_float64_are_finite_and_raise_no_warning() -> None:
+    rows = [[1.5e308, 1.0e308, 1.4e308], [-1.7e308, -1.7e308, 1.0], [4e306, 4e305, 1e306]]
+    x = torch.tensor(rows, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = mean_blocks(x, Granularity.channel(0)).flatten().tolist()
+    assert found == [float(sum(map(Fraction, row)) / 3) for row in rows[:2]] + [math.fsum(rows[2]) / 3]

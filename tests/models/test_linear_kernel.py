@@ -21,7 +21,7 @@ ROWS, COLS, OUT = (1, 2, 3, 4, 6, 65), (1, 15, 16, 17, 33, 64, 160, 192), (1, 2,
 ENDS = {"int8:channel": (-128, 127), "int4:channel": (-8, 7), "uint4:channel": (0, 15)}
 
 
-KERNELS = importlib.import_module("zeropoint.kernels.cpu.host.linear_codes")
+KERNELS = importlib.import_module("zeropoint.kernels.cpu.host.linear")
 
 
 def wanted(source: str, weight: str, shape: tuple[int, int]) -> Request:

@@ -21,7 +21,7 @@ from zeropoint.errors import (
     UnsupportedError,
 )
 from zeropoint.formats import TableFormat, get_format
-from zeropoint.kernels.cpu.host import table_searches
+from zeropoint.kernels.cpu.host import parameter_searches
 from zeropoint.methods import LayerData, method_named
 from zeropoint.ops import block_tables
 from zeropoint.ops.clusters import EXACT
@@ -160,7 +160,7 @@ def test_the_kernel_finds_the_tables_of_the_reference_to_the_bit(
     rows = np.sort(np.round(rng.standard_normal((60, length)), 2 if length < 200 else 6), 1)
     rows[3, -2:], rows[4] = np.inf, 1.0
     weights = rng.random((60, length)) ** 4 * (rng.random((60, length)) > 0.3) if weighted else None
-    found = table_searches.fitted_rows(rows, weights, count)
+    found = parameter_searches.fitted_rows(rows, weights, count)
     assert found.tobytes() == block_tables.fitted_rows(rows, weights, count).tobytes()
 
 

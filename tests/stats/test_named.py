@@ -40,7 +40,10 @@ def test_a_name_says_which_statistic_for_which_scheme(name: str, expected: Stati
     [
         ("min_max", r"statistic \(='min_max'\) is unknown; did you mean minmax\?"),
         ("percentil:99", r"statistic \(='percentil:99'\) is unknown; did you mean percentile\?"),
-        ("kl", r"statistic \(='kl'\) is unknown; known are absolute_mean, entropy, minmax, moving_average,"),
+        (
+            "kl",
+            r"statistic \(='kl'\) is unknown; known are absolute_mean, entropy, headroom, minmax,",
+        ),
         ("percentile", r"statistic \(='percentile'\) needs a number; write percentile:99\.99 for example"),
         (
             "percentile:",

@@ -208,6 +208,19 @@ def parse_method(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
+def parse_statistic(text: str) -> str:
+    """Return a statistic's name; raises typer.BadParameter, with near names.
+
+    >>> parse_statistic("percentile:99.9")
+    'percentile:99.9'
+    """
+    try:
+        lazy.statistic_named(text)
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
 def parse_recipe(path: str) -> RecipeText:
     """Return a family's recipe or a file's; raises typer.BadParameter otherwise."""
     try:

@@ -15,30 +15,33 @@ from .signals import ending_at_once
 if TYPE_CHECKING:
     from rich.console import Console as Console
 
+    from .. import add_kv_scales as add_kv_scales
+    from .. import compare_checkpoints as compare_checkpoints
+    from .. import convert_checkpoint as convert_checkpoint
+    from .. import dequantize_checkpoint as dequantize_checkpoint
+    from .. import distill_checkpoint as distill_checkpoint
+    from .. import evaluate_checkpoint as evaluate_checkpoint
+    from .. import gather_statistics as gather_statistics
+    from .. import get_format as get_format
+    from .. import inspect_checkpoint as inspect_checkpoint
+    from .. import plan_checkpoint as plan_checkpoint
+    from .. import quantize_checkpoint as quantize_checkpoint
+    from .. import report_checkpoint as report_checkpoint
+    from .. import rotate_checkpoint as rotate_checkpoint
+    from .. import search_checkpoint as search_checkpoint
+    from .. import verify_checkpoint as verify_checkpoint
     from ..bench.speeds import kernel_speeds as kernel_speeds
-    from ..checkpoint.model_verbs import add_kv_scales as add_kv_scales
-    from ..checkpoint.model_verbs import distill_checkpoint as distill_checkpoint
-    from ..checkpoint.model_verbs import gather_statistics as gather_statistics
     from ..checkpoint.plan.file import PlanFile as PlanFile
     from ..checkpoint.plan.recipe import RecipeText as RecipeText
     from ..checkpoint.plan.recipe import codec_for as codec_for
     from ..checkpoint.plan.recipe import require_blocks as require_blocks
     from ..checkpoint.plan.selection import FLOATS as FLOATS
     from ..checkpoint.read.storage import place as place
-    from ..checkpoint.verbs import compare_checkpoints as compare_checkpoints
-    from ..checkpoint.verbs import convert_checkpoint as convert_checkpoint
-    from ..checkpoint.verbs import dequantize_checkpoint as dequantize_checkpoint
-    from ..checkpoint.verbs import plan_checkpoint as plan_checkpoint
-    from ..checkpoint.verbs import rotate_checkpoint as rotate_checkpoint
-    from ..checkpoint.verbs import verify_checkpoint as verify_checkpoint
-    from ..checkpoint.verify.inspection import inspect_checkpoint as inspect_checkpoint
     from ..codecs.registry import CODECS as CODECS
     from ..codecs.registry import DEFAULT as DEFAULT
     from ..codecs.registry import get_codec as get_codec
-    from ..eval import evaluate_checkpoint as evaluate_checkpoint
     from ..formats import ALIASES as ALIASES
     from ..formats import CATALOG as CATALOG
-    from ..formats import get_format as get_format
     from ..methods import method_named as method_named
     from ..methods import methods as methods
     from ..methods import steps as steps
@@ -53,7 +56,6 @@ if TYPE_CHECKING:
     from ..report.machine import checkup_table as checkup_table
     from ..report.machine import speed_table as speed_table
     from ..report.page import page_of as page_of
-    from ..report.page import report_checkpoint as report_checkpoint
     from ..report.plans import plan_report as plan_report
     from ..report.tables import Order as Order
     from ..report.tables import comparison_report as comparison_report
@@ -65,39 +67,26 @@ if TYPE_CHECKING:
     from ..schemes.presets import OF_LAYOUTS as OF_LAYOUTS
     from ..search.budgets import Budget as Budget
     from ..search.pipelines import each_part as each_part
-    from ..search.under_budget import quantize_checkpoint as quantize_checkpoint
-    from ..search.under_budget import search_checkpoint as search_checkpoint
+    from ..stats import statistic_named as statistic_named
     from ..warmup import compile_kernels as compile_kernels
     from .demonstration import demonstrate as demonstrate
 
 _OWNERS = {
     "Console": "rich.console",
     "RecipeText": "checkpoint.plan.recipe",
+    "statistic_named": "stats",
     "FLOATS": "checkpoint.plan.selection",
     "PlanFile": "checkpoint.plan.file",
     "place": "checkpoint.read.storage",
-    **dict.fromkeys(("add_kv_scales", "distill_checkpoint", "gather_statistics"), "checkpoint.model_verbs"),
-    **dict.fromkeys(
-        (
-            "compare_checkpoints",
-            "convert_checkpoint",
-            "dequantize_checkpoint",
-            "plan_checkpoint",
-            "rotate_checkpoint",
-            "verify_checkpoint",
-        ),
-        "checkpoint.verbs",
-    ),
     **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.plan.recipe"),
     **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
-    "evaluate_checkpoint": "eval",
-    **dict.fromkeys(("ALIASES", "CATALOG", "get_format"), "formats"),
+    **dict.fromkeys(("ALIASES", "CATALOG"), "formats"),
     **dict.fromkeys(("method_named", "methods", "steps"), "methods"),
     "recipe_schema": "recipes",
     "search_report": "report.allocation",
     "evaluation_report": "report.evaluations",
     **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
-    **dict.fromkeys(("page_of", "report_checkpoint"), "report.page"),
+    "page_of": "report.page",
     "plan_report": "report.plans",
     **dict.fromkeys(
         (
@@ -111,11 +100,9 @@ _OWNERS = {
         "report.tables",
     ),
     "PRESETS": "schemes",
-    "inspect_checkpoint": "checkpoint.verify.inspection",
     "OF_LAYOUTS": "schemes.presets",
     "Budget": "search.budgets",
     "each_part": "search.pipelines",
-    **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),
     "compile_kernels": "warmup",
     "demonstrate": "cli.demonstration",
     "kernel_speeds": "bench.speeds",
@@ -125,12 +112,10 @@ _OWNERS = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Return a name of a layer below, and keep it here."""
-        if name not in _OWNERS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        place = _OWNERS[name]
+        """Return a name of the package or a layer below; keep it."""
+        place = _OWNERS.get(name, "")
         with ending_at_once():
             owner = import_module(place if place.startswith("rich") else f"..{place}", __package__)
+            value = globals()[name] = getattr(owner, name)
         gc.freeze()  # what was imported is no garbage, and looking through it takes a tenth of a second
-        value = globals()[name] = getattr(owner, name)
         return value

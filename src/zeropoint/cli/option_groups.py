@@ -12,8 +12,8 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
         "allow-requantize", "dequantize-first", "dequantize-kept", "block",
     ),
     "How weights are quantized": (
-        "method", "quality", "calibration", "samples", "length", "imatrix", "statistics", "gram", "steps",
-        "learning-rate", "seed",
+        "method", "quality", "calibration", "samples", "length", "input-range", "imatrix", "statistics",
+        "gram", "steps", "learning-rate", "seed",
     ),
     "A scheme for each layer": (
         "budget", "candidates", "state", "importance", "text", "refine",

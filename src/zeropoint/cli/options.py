@@ -23,6 +23,7 @@ from .arguments import (
     parse_plan,
     parse_recipe,
     parse_scheme,
+    parse_statistic,
     parse_workers,
     require_recipe,
     require_scheme,
@@ -190,6 +191,15 @@ class Quantization(OptionRecord):
     length: Annotated[
         int | None,
         typer.Option(metavar="L", min=1, help="Tokens of a window; default: 512, or what the model takes."),
+    ] = None
+    input_range: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            parser=parse_statistic,
+            help="How static inputs get their range from --calibration: minmax (the default), mse, entropy, "
+            "percentile:99.9, or headroom, which leaves NVFP4 inputs room above the largest value.",
+        ),
     ] = None
     imatrix: Annotated[
         str | None,

@@ -171,7 +171,8 @@ def _swapped(codes: torch.Tensor) -> torch.Tensor:
     return swapped.bitwise_or_(codes >> 4)
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
+def of_transformers(facts: Facts) -> Iterator[Problem]:
+    """Yield what transformers does not read of either layout of bitsandbytes."""
     if facts.experts:
         yield Loads.NO, "it quantizes linear layers in this layout, and experts are none there"
     if facts.nonlinear or facts.transposed:
@@ -205,7 +206,7 @@ class Bitsandbytes(Codec):
         | {"nf4_double": Preset(weight=str(_double("nf4", 64)))}
     )
     engines = rules(
-        {TRANSFORMERS: _transformers, VLLM: _vllm, LLAMA_CPP: known_engines.not_gguf}
+        {TRANSFORMERS: of_transformers, VLLM: _vllm, LLAMA_CPP: known_engines.not_gguf}
         | {known_engines.DIFFUSERS: known_engines.loader_not_run}
     )
     reader = BitsandbytesReader

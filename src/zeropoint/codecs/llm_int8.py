@@ -18,7 +18,7 @@ transformers 5.23 (quantizers/quantizer_bnb_8bit.py). This module opens no file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -28,14 +28,13 @@ import torch
 from ..errors import UnsupportedError
 from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
+from .bitsandbytes import of_transformers
 from .engines import (
     DIFFUSERS,
     LLAMA_CPP,
     TRANSFORMERS,
     VLLM,
-    Facts,
     Loads,
-    Problem,
     always,
     fused_alike,
     in_turn,
@@ -100,13 +99,6 @@ class LlmInt8Reader(MatrixReader):
         return four if self.listing.quantization.get("load_in_4bit") else None
 
 
-def _transformers(facts: Facts) -> Iterator[Problem]:
-    if facts.experts:
-        yield Loads.NO, "it quantizes linear layers in this layout, and experts are none there"
-    if facts.nonlinear or facts.transposed:
-        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read in this layout"
-
-
 _PLUGIN = "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried"
 
 
@@ -120,7 +112,7 @@ class LlmInt8(Codec):
     defaults = MappingProxyType({"scale": "float32"})
     parts = MappingProxyType({SCALE: True, FORMAT: True, WEIGHT: False})
     engines = rules(
-        {TRANSFORMERS: _transformers, VLLM: in_turn(fused_alike, always(Loads.UNCHECKED, _PLUGIN))}
+        {TRANSFORMERS: of_transformers, VLLM: in_turn(fused_alike, always(Loads.UNCHECKED, _PLUGIN))}
         | {DIFFUSERS: loader_not_run, LLAMA_CPP: not_gguf}
     )
     methods = (QUANT_METHOD,)

@@ -20,13 +20,13 @@ from .safetensors_dtypes import FILE_DTYPES
 
 SCALE_DTYPES = ("F32", "BF16", "F16")
 _INTEGERS = ("int4", "uint4", "int8", "uint8")
-ELEMENTS = MappingProxyType({
-    **{name: name for name in _INTEGERS}, "fp8_e4m3": "float8_e4m3fn", "fp4": "float4_e2m1fn",
-})  # fmt: skip
+ELEMENTS = MappingProxyType(
+    {**{name: name for name in _INTEGERS}, "fp8_e4m3": "float8_e4m3fn", "fp4": "float4_e2m1fn"}
+)
 """``dtype`` to the element format."""
-CODE_DTYPES = MappingProxyType({
-    "int4": "I32", "uint4": "I32", "int8": "I8", "uint8": "U8", "fp8_e4m3": "F8_E4M3", "fp4": "U8",
-})  # fmt: skip
+CODE_DTYPES = MappingProxyType(
+    {"int4": "I32", "uint4": "I32", "int8": "I8", "uint8": "U8", "fp8_e4m3": "F8_E4M3", "fp4": "U8"}
+)
 MX = 32
 E5M3, E8M0 = "e5m3", "e8m0"
 """``scale_format`` of 4-bit floats: AMD's and OCP's."""
@@ -138,15 +138,17 @@ def kind_in(spec: object) -> QuarkKind:
     )
 
 
-_INPUTS: MappingProxyType[str, tuple[str, bool]] = MappingProxyType({
-    "fp8_e4m3 per_tensor": ("float8_e4m3fn:tensor", True),
-    "fp8_e4m3 per_channel": ("float8_e4m3fn:token", False),
-    "fp4 per_group": (f"float4_e2m1fn:g{MX}:scale=even", False),
-    **{
-        f"fp4 per_group e5m3 {group}": (f"float4_e2m1fn:g{group}:scale=float8_ue5m3fn", False)
-        for group in _E5M3_GROUPS
-    },
-})  # fmt: skip
+_INPUTS: MappingProxyType[str, tuple[str, bool]] = MappingProxyType(
+    {
+        "fp8_e4m3 per_tensor": ("float8_e4m3fn:tensor", True),
+        "fp8_e4m3 per_channel": ("float8_e4m3fn:token", False),
+        "fp4 per_group": (f"float4_e2m1fn:g{MX}:scale=even", False),
+        **{
+            f"fp4 per_group e5m3 {group}": (f"float4_e2m1fn:g{group}:scale=float8_ue5m3fn", False)
+            for group in _E5M3_GROUPS
+        },
+    }
+)
 """The kinds of inputs, to their schemes and whether they may be static."""
 
 

@@ -29,11 +29,9 @@ class Answers(Protocol):
 
     def statistics(self) -> Statistics:
         """Return the numbers that follow from all batches."""
-        ...
 
     def samples(self) -> Samples:
         """Return the numbers behind the mean statistics, for pairing models."""
-        ...
 
 
 class Probe(Protocol):
@@ -46,7 +44,6 @@ class Probe(Protocol):
     @property
     def batches(self) -> Batches:
         """What they run on."""
-        ...
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:
         """Return a probe's part of a model's output.
@@ -56,11 +53,9 @@ class Probe(Protocol):
             at: number of the batch in the pass.
             batch: number of the batch in the probe.
         """
-        ...
 
     def answers(self) -> Answers:
         """Return an empty record of a model's answers."""
-        ...
 
 
 def ask(own: ForwardPass, base: ForwardPass, probes: list[Probe]) -> tuple[Statistics, Samples]:

@@ -19,6 +19,7 @@ import torch
 
 from ..checkpoint.model.loading import read_tensor
 from ..checkpoint.model.running_model import Batches
+from ..checkpoint.plan.row_reader import bytes_of
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
 from ..checkpoint.read.storage import OpenFiles, open_file, shown
@@ -175,7 +176,7 @@ class ReferenceCache:
             )
         tensors = {str(n): value.contiguous() for n, value in enumerate(values)}
         tensors |= {} if sequences is None else {_PROMPTS: sequences.contiguous()}
-        data = {name: _bytes(tensor) for name, tensor in tensors.items()}
+        data = {name: bytes_of(tensor) for name, tensor in tensors.items()}
         digests = {name: hashlib.sha256(view).hexdigest() for name, view in data.items()}
         head = header_bytes(
             ((name, FILE_DTYPES[t.dtype], tuple(t.shape), t.nbytes) for name, t in tensors.items()),
@@ -197,7 +198,7 @@ class ReferenceCache:
         """Return a tensor whose bytes have the digest that the file says."""
         with OpenFiles() as files:
             found = read_tensor(entry, files)
-        digest = hashlib.sha256(_bytes(found)).hexdigest()
+        digest = hashlib.sha256(bytes_of(found)).hexdigest()
         if _object(header.metadata.get(_DIGESTS, "{}")).get(entry.name) != digest:
             raise self._damaged(f"its tensor {printable(entry.name)} is not the one that was written")
         return found
@@ -215,10 +216,6 @@ def _object(text: object) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _name(dtype: torch.dtype | None) -> str:

@@ -11,11 +11,11 @@ from ..errors import FormatError
 from .floats import FloatFormat
 from .integers import IntFormat
 from .rounding import Number, Overflow, RoundingMode
-from .spec import FormatDefaults
+from .spec import Format
 
 
 @dataclass(frozen=True)
-class ChoiceFormat(FormatDefaults):
+class ChoiceFormat(Format):
     """Floats under positive scales, integers of equal width under negative ones.
 
     With the stretch ``f = first.max / second.qmax`` and a block of scale S:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode
-from .spec import FormatDefaults, exponent_of, finite
+from .spec import Format, exponent_of, finite
 
 
 def float32(value: float) -> float:
@@ -22,7 +22,7 @@ def float32(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class CodebookFormat(FormatDefaults):
+class CodebookFormat(Format):
     """A table of values: code ``i`` means ``values[i]``, kept as float32.
 
     Of codes with equal values the lowest is written; ``order`` lists the written codes by rising value.

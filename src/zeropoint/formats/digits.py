@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 from ..errors import FormatError
 from .codebooks import CodebookFormat
 from .rounding import Number
-from .spec import FormatDefaults
+from .spec import Format
 
 _MOST_BITS = 16
 
 
 @dataclass(frozen=True)
-class DigitsFormat(FormatDefaults):
+class DigitsFormat(Format):
     """Codes that join ``count`` neighbors as digits, highest digit first.
 
     Each value is rounded on its own to the nearest entry of the table. A short last code of a block is padded

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode, Special, round_fraction
-from .spec import FormatDefaults, exponent_of, past_the_ends, power_of_two
+from .spec import Format, exponent_of, past_the_ends, power_of_two
 
 MAX_EXPONENT_BITS = 11
 MAX_MANTISSA_BITS = 52
@@ -30,7 +30,7 @@ class Specials(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FloatFormat(FormatDefaults):
+class FloatFormat(Format):
     """Binary floating point: sign, exponent field, mantissa field, from the highest bit.
 
     With ``f = mantissa / 2 ** mantissa_bits`` and an exponent field ``E > 0``, or without subnormals:

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode, round_fraction
-from .spec import FormatDefaults, exponent_of, finite, past_the_ends
+from .spec import Format, exponent_of, finite, past_the_ends
 
 MAX_INT_BITS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntFormat(FormatDefaults):
+class IntFormat(Format):
     """Integers in two's complement, or unsigned, optionally with a fixed binary point.
 
     ``value = code * 2 ** -fraction_bits``. The fixed point makes OCP MXINT8 (``fraction_bits=6``) an ordinary

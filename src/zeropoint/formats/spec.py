@@ -1,179 +1,21 @@
-"""The protocol of number formats, and defaults for its implementations.
+"""The base of number formats: what all kinds answer.
 
 A format maps codes (integers below ``2 ** bits``) to numbers. Kinds own the parameters that define such a
 map and what follows from them: :mod:`.integers`, :mod:`.floats`, :mod:`.codebooks`, :mod:`.choices`,
-:mod:`.vectors`, :mod:`.digits`, :mod:`.table_codes`. They inherit common members from
-:class:`FormatDefaults`. Callers need not know the kind. Kinds know nothing of tensors, which :mod:`.codes`
-turns into codes and back; :mod:`.catalog` lists the named formats.
+:mod:`.vectors`, :mod:`.digits`, :mod:`.table_codes`. Callers need not know the kind. Kinds know nothing of
+tensors, which :mod:`.codes` turns into codes and back; :mod:`.catalog` lists the named formats.
 """
 
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from fractions import Fraction
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import FormatError, RangeError
 from ..shown import plot, repr_html
 from .rounding import Number, Overflow, RoundingMode, Special
-
-
-class Format(Protocol):
-    """The questions, all answered by values that can be hashed and compared."""
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def kind(self) -> str:
-        """The word for the kind, such as ``integer``, ``float`` or ``codebook``."""
-
-    @property
-    def bits(self) -> int:
-        """Bits of a code."""
-
-    @property
-    def per_code(self) -> int:
-        """How many neighboring values a code represents."""
-
-    @property
-    def per_scale(self) -> int:
-        """Numbers in a block's scale: one, or one per code."""
-
-    @property
-    def code_count(self) -> int:
-        """Number of codes with a meaning, which are 0 and on."""
-
-    @property
-    def signed(self) -> bool:
-        """Whether it has negative numbers."""
-
-    @property
-    def is_integer(self) -> bool:
-        """Whether codes are integers of constant step, as zero points need."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether values are the integers that codes are read as."""
-
-    @property
-    def is_float(self) -> bool:
-        """Whether codes are a sign, an exponent and a mantissa."""
-
-    @property
-    def is_table(self) -> bool:
-        """Whether encoding takes the nearest table value, without a rounding mode."""
-
-    @property
-    def reads_sign(self) -> bool:
-        """Whether the sign of the scale says what codes represent."""
-
-    @property
-    def has_nan(self) -> bool:
-        """Whether some code is NaN."""
-
-    @property
-    def has_inf(self) -> bool:
-        """Whether some code is Inf."""
-
-    @property
-    def step(self) -> Fraction:
-        """Distance between the values of neighboring integer codes; 1 of other kinds."""
-
-    @property
-    def max(self) -> Fraction:
-        """Largest finite value."""
-
-    @property
-    def min(self) -> Fraction:
-        """Smallest finite value."""
-
-    @property
-    def smallest(self) -> Fraction:
-        """Smallest positive value, 0 where there is none."""
-
-    @property
-    def largest_gap(self) -> Fraction:
-        """Largest distance between neighboring values."""
-
-    @property
-    def ceiling(self) -> Fraction:
-        """Largest number that rounds to the largest value."""
-
-    @property
-    def boundary_error(self) -> float:
-        """How far the boundary between two values may be from their middle."""
-
-    @property
-    def emax(self) -> int:
-        """Exponent of the largest magnitude, ``floor(log2(max))``."""
-
-    @property
-    def mantissa_bits(self) -> int:
-        """Bits after the leading one in the largest value."""
-
-    @property
-    def exponents(self) -> tuple[int, ...] | None:
-        """Rising exponents if all values are powers of two, else None."""
-
-    @property
-    def level_bits(self) -> int:
-        """Bits that a scale or an offset takes in a file."""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What only its kind has, by name."""
-
-    @property
-    def spelling(self) -> str:
-        """Canonical text form, which :func:`zeropoint.formats.get_format` reads."""
-
-    def ends(self, *, narrow: bool = False) -> tuple[Fraction, Fraction]:
-        """Return the smallest and the largest value in use.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
-
-    def divisor(self, *, narrow: bool = False) -> Fraction:
-        """Return the divisor of a block's amax that gives its symmetric scale.
-
-        Args:
-            narrow: whether the most negative integer is left out.
-        """
-
-    def number(self, code: int) -> Number:
-        """Return the number of a code.
-
-        Args:
-            code: a code, as a bit pattern.
-
-        Raises:
-            FormatError: where codes represent several.
-        """
-
-    def all_values(self) -> tuple[float, ...]:
-        """Return the values of all codes; see :meth:`FormatDefaults.all_values`."""
-
-    def numbers(self, code: int) -> tuple[Number, ...]:
-        """Return the neighboring numbers that ``code`` represents, as many as :attr:`per_code` says.
-
-        Args:
-            code: a code, as a bit pattern.
-        """
-
-    def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:
-        """Return the code nearest to ``number``; see :func:`zeropoint.formats.exact.encode`.
-
-        Args:
-            number: a fraction, or what no fraction expresses.
-            rounding: which neighbor a number between two codes goes to.
-            overflow: what becomes of numbers past the ends.
-
-        Raises:
-            FormatError: for NaN in a format without it, and where codes represent several numbers.
-            RangeError: for numbers past the ends that are not saturated.
-        """
-
 
 _ONE = Fraction(1)
 
@@ -189,16 +31,90 @@ def as_float(number: Number) -> float:
     return float(number.value) if isinstance(number, Special) else float(number)
 
 
-class FormatDefaults:
-    """Defaults of most formats: finite numbers in any spacing."""
+class Format:
+    """The base of all kinds, which can be hashed and compared.
+
+    Defaults are those of finite numbers in any spacing.
+    """
 
     is_integer: ClassVar[bool] = False
+    """Whether codes are integers of constant step, as zero points need."""
     is_float: ClassVar[bool] = False
+    """Whether codes are a sign, an exponent and a mantissa."""
     is_table: ClassVar[bool] = False
+    """Whether encoding takes the nearest table value, without a rounding mode."""
     reads_sign: ClassVar[bool] = False
+    """Whether the sign of the scale says what codes represent."""
 
     _repr_html_ = repr_html
     plot = plot
+
+    if TYPE_CHECKING:  # a field of a kind would take what it finds here for its default
+
+        @property
+        @abstractmethod
+        def kind(self) -> str:
+            """The word for the kind, such as ``integer``, ``float`` or ``codebook``."""
+
+        @property
+        @abstractmethod
+        def bits(self) -> int:
+            """Bits of a code."""
+
+        @property
+        @abstractmethod
+        def code_count(self) -> int:
+            """Number of codes with a meaning, which are 0 and on."""
+
+        @property
+        @abstractmethod
+        def signed(self) -> bool:
+            """Whether it has negative numbers."""
+
+        @property
+        @abstractmethod
+        def max(self) -> Fraction:
+            """Largest finite value."""
+
+        @property
+        @abstractmethod
+        def min(self) -> Fraction:
+            """Smallest finite value."""
+
+        @property
+        @abstractmethod
+        def smallest(self) -> Fraction:
+            """Smallest positive value, 0 where there is none."""
+
+        @property
+        @abstractmethod
+        def largest_gap(self) -> Fraction:
+            """Largest distance between neighboring values."""
+
+        @property
+        @abstractmethod
+        def ceiling(self) -> Fraction:
+            """Largest number that rounds to the largest value."""
+
+        @property
+        @abstractmethod
+        def emax(self) -> int:
+            """Exponent of the largest magnitude, ``floor(log2(max))``."""
+
+        @property
+        @abstractmethod
+        def mantissa_bits(self) -> int:
+            """Bits after the leading one in the largest value."""
+
+        @property
+        @abstractmethod
+        def facts(self) -> dict[str, Any]:
+            """What only its kind has, by name."""
+
+        @property
+        @abstractmethod
+        def spelling(self) -> str:
+            """Canonical text form, which :func:`zeropoint.formats.get_format` reads."""
 
     @property
     def per_code(self) -> int:
@@ -210,7 +126,7 @@ class FormatDefaults:
         """How many numbers the scale of a block has."""
         return 1
 
-    def number(self: Format, code: int) -> Number:
+    def number(self, code: int) -> Number:
         """Return the number of a code.
 
         Args:
@@ -221,7 +137,7 @@ class FormatDefaults:
         """
         raise _single_value(self, code)
 
-    def all_values(self: Format) -> tuple[float, ...]:
+    def all_values(self) -> tuple[float, ...]:
         """Return the values of all codes in order, NaN and infinities included.
 
         A code that represents several neighboring numbers contributes them one after another.
@@ -235,7 +151,7 @@ class FormatDefaults:
             )
         return tuple(map(as_float, itertools.chain.from_iterable(map(self.numbers, range(self.code_count)))))
 
-    def numbers(self: Format, code: int) -> tuple[Number, ...]:
+    def numbers(self, code: int) -> tuple[Number, ...]:
         """Return the neighboring numbers that a code represents, usually one.
 
         Args:
@@ -243,7 +159,7 @@ class FormatDefaults:
         """
         return (self.number(code),)
 
-    def code(self: Format, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:  # noqa: ARG002
+    def code(self, number: Number, rounding: RoundingMode, overflow: Overflow) -> int:  # noqa: ARG002
         """Return the code nearest to ``number``; see :func:`zeropoint.formats.exact.encode`.
 
         Args:
@@ -288,20 +204,20 @@ class FormatDefaults:
         return 0.0
 
     @property
-    def level_bits(self: Format) -> int:
+    def level_bits(self) -> int:
         """Stored bits of a scale or an offset: one code."""
         return self.bits
 
-    def ends(self: Format, *, narrow: bool = False) -> tuple[Fraction, Fraction]:  # noqa: ARG002  # of integers
-        """Return the smallest and the largest finite value.
+    def ends(self, *, narrow: bool = False) -> tuple[Fraction, Fraction]:  # noqa: ARG002  # of integers
+        """Return the smallest and the largest value in use.
 
         Args:
             narrow: whether the most negative integer is left out; other kinds have none.
         """
         return self.min, self.max
 
-    def divisor(self: Format, *, narrow: bool = False) -> Fraction:  # noqa: ARG002  # of integers
-        """Return the largest finite magnitude.
+    def divisor(self, *, narrow: bool = False) -> Fraction:  # noqa: ARG002  # of integers
+        """Return the divisor of a block's amax that gives its symmetric scale.
 
         Args:
             narrow: whether the most negative integer is left out; other kinds have none.

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode
-from .spec import FormatDefaults
+from .spec import Format
 
 _MOST_BITS = 8
 
 
 @dataclass(frozen=True)
-class TableFormat(FormatDefaults):
+class TableFormat(Format):
     """Codes into a table per block, which is its scale.
 
     ``value = scale[b][code]``, where each scale is a table of ``2 ** bits`` rising numbers; of equal ones the

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ..errors import FormatError
 from .codebooks import float32
 from .rounding import Number
-from .spec import FormatDefaults, exponent_of
+from .spec import Format, exponent_of
 
 _MOST_VALUES, _MOST_ROWS = 16, 1 << 12
 _WORK = 1 << 18
@@ -20,7 +20,7 @@ _WORK = 1 << 18
 
 
 @dataclass(frozen=True)
-class VectorFormat(FormatDefaults):
+class VectorFormat(Format):
     """A vector codebook: code ``i`` means the neighbors ``rows[i]``, kept as float32.
 
     Encoding takes the row of least squared distance, summed in float64 in column order, and the first of

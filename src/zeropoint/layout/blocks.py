@@ -6,6 +6,7 @@ Plain torch, any device. This module knows granularities and nothing of what the
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -170,8 +171,16 @@ def mean_blocks(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
         return torch.zeros(grid, dtype=torch.float64, device=x.device)
     counts = block_rows(torch.ones_like(x, dtype=torch.float64), granularity, 0.0).sum(1).tolist()
     rows = block_rows(x.double(), granularity, 0.0).cpu().numpy()
-    means = [exact_sum(row) / count for row, count in zip(rows, counts, strict=True)]
+    means = [_mean(row, count) for row, count in zip(rows, counts, strict=True)]
     return torch.tensor(means, dtype=torch.float64, device=x.device).reshape(grid)
+
+
+def _mean(row: npt.NDArray[Any], count: float) -> float:
+    """Return the mean of a row's first numbers, of which the rest is zero."""
+    total = exact_sum(row)
+    if math.isinf(total) and np.isfinite(row).all():  # the mean of numbers is no larger than they are
+        return float(sum(map(Fraction, row)) / int(count))
+    return total / count
 
 
 def exact_sum(values: npt.NDArray[Any]) -> float:
@@ -180,7 +189,8 @@ def exact_sum(values: npt.NDArray[Any]) -> float:
     Sums of 4096 numbers of which each is a multiple of the same power of two, and below 2 ** 41 times it, are
     exact in float64: float32 numbers within sixteen binary orders of magnitude are.
     """
-    short = values.dtype == np.float32 or bool((values.astype(np.float32) == values).all())
+    with np.errstate(over="ignore"):
+        short = values.dtype == np.float32 or bool((values.astype(np.float32) == values).all())
     if len(values) <= _FEW or not short:
         parts = values
     else:

@@ -11,17 +11,16 @@ Source: Data-free quantization (Nagel et al., arXiv:1906.04721), section 4.2; he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
 import torch
 
-from ..ops.feedback import gram
-from ..stats import Accumulator, PairSums
+from ..ops.feedback import product
+from ..stats import PairSums
 from .input_statistics import statistics_of
-from .method import SUMS, LayerData
+from .method import SUMS, LayerData, Needs
 from .step import Corrected
 
 
@@ -35,23 +34,16 @@ class BiasCorrection:
     formula: ClassVar[str] = "b + W mu - Q mu~"
     source: ClassVar[str] = "bias correction (arXiv:1906.04721, section 4.2)"
     parameter: ClassVar[str] = "bias"
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
-        {SUMS: lambda features: PairSums(features=features)}
-    )
+    takes: ClassVar[Needs] = MappingProxyType({SUMS: lambda features: PairSums(features=features)})
 
     def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
         """Return the change of the bias; CalibrationError without both sums."""
         sums = statistics_of(weight, data, SUMS, PairSums, self.name)
         wide, count = weight.double(), int(sums["vectors"])
-        moved = _product(wide, sums["difference"] / count)
-        lost = _product(wide - values.double(), sums["inputs"] / count)
+        moved = product(wide, sums["difference"].unsqueeze(1) / count)[:, 0]
+        lost = product(wide - values.double(), sums["inputs"].unsqueeze(1) / count)[:, 0]
         added = (moved + lost).float()
         return Corrected(added=added, note=f"by {float(added.double().square().mean().sqrt()):.2g}")
 
 
 STEP = BiasCorrection()
-
-
-def _product(weight: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Return ``weight @ vector``, with sums in a fixed order."""
-    return gram(weight.T.contiguous(), vector.unsqueeze(1))[:, 0]

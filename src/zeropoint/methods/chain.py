@@ -7,7 +7,7 @@ Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -16,13 +16,12 @@ import torch
 from ..errors import CalibrationError, RecipeError, UnsupportedError
 from ..method_names import OF_MODELS
 from ..schemes import Scheme
-from ..stats import Accumulator
 from .adaround import METHOD as ADAROUND
 from .channels import needs_model
 from .descent import METHOD as DESCENT
 from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback
-from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Scope
+from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Needs, Scope, require_scheme
 from .mse import METHOD as MSE
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .nearest import METHOD as NEAREST
@@ -40,7 +39,7 @@ ENDS: dict[str, Method] = {end.name: end for end in (GPTQ, DESCENT, ADAROUND, SI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MethodChain:
+class MethodChain(Method):
     """A rotation, rescalings, target steps, a rounding method, and corrections.
 
     The first two change layers on both sides, which a checkpoint and the driver of a model do; here they are
@@ -80,7 +79,7 @@ class MethodChain:
         return replace(self, rotation=None) if kept else self.end
 
     @property
-    def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
+    def needs(self) -> Needs:
         """Return the statistics that its parts need."""
         of_steps, of_corrections = (
             [part.takes for part in parts] for parts in (self.steps, self.corrections)
@@ -89,7 +88,7 @@ class MethodChain:
         return {need: make for takes in found for need, make in takes.items()}
 
     @property
-    def takes(self) -> Mapping[str, Callable[[int], Accumulator]]:
+    def takes(self) -> Needs:
         """Return the statistics that it needs, or that its end can use."""
         return {**self.end.takes, **self.needs}
 
@@ -119,9 +118,7 @@ class MethodChain:
             raise UnsupportedError(needs_checkpoint(self))
         if self.rescalings:
             raise CalibrationError(needs_model(self, scheme))
-        refusal = self.refusal(scheme)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
+        require_scheme(self, scheme)
         result = self._rounded(weight, scheme, data)
         for part in self.corrections if weight.numel() else ():
             found = part.corrected(weight, result.dequantize(torch.float32), data)

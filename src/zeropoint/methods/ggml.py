@@ -11,13 +11,12 @@ Source: ggml-org/llama.cpp, ggml/src/ggml-quants.c; see :mod:`zeropoint.ops.ggml
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from ..errors import ShapeError, UnsupportedError
+from ..errors import ShapeError
 from ..functional import check_input
 from ..ops import library
 from ..ops.ggml import block_types
@@ -26,15 +25,14 @@ from ..ops.registry import Op
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Scheme
-from ..stats import Accumulator
 from ..tensor import QuantizedTensor
-from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Needs, Scope, require_scheme
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED, importance_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GgmlSearch:
+class GgmlSearch(Method):
     """Quantize to a type of ggml as llama.cpp does."""
 
     name: ClassVar[str] = "ggml"
@@ -42,8 +40,7 @@ class GgmlSearch:
         "the search of llama.cpp for each type of GGUF, weighted by mean(x^2) where it is known"
     )
     source: ClassVar[str] = "ggml_quantize_chunk of llama.cpp, bit for bit"
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MSE_WEIGHTED.takes
+    takes: ClassVar[Needs] = MSE_WEIGHTED.takes
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (all types have blocks within rows)
         """Rows: error weights depend on a row's or block's mean square."""
@@ -74,9 +71,7 @@ class GgmlSearch:
         tensor([27.1250, 31.0000, 31.0000])
         """
         check_input(weight)
-        refusal = self.refusal(scheme)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
+        require_scheme(self, scheme)
         refusal = block_types.refusal(scheme, tuple(weight.shape))
         if refusal is not None:
             raise ShapeError(

@@ -15,14 +15,13 @@ that the two agree).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar
 
 import torch
 
-from ..errors import UnsupportedError
 from ..formats.torch_dtypes import format_of
 from ..functional import quantize
 from ..ops.feedback import Grid, feed_back
@@ -31,12 +30,12 @@ from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import ScaleLevel, Scheme
 from ..schemes.scale_rules import Pick
-from ..stats import Accumulator, GramMatrix, MeanSquare, Statistics
+from ..stats import GramMatrix, MeanSquare, Statistics
 from ..tensor import QuantizedTensor
 from .factored import Factored, factored
 from .ggml import METHOD as GGML
 from .input_statistics import statistics_of
-from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Scope
+from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Needs, Scope, require_scheme
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED
 from .nearest import METHOD as NEAREST
@@ -50,7 +49,7 @@ Refine = Callable[[torch.Tensor, torch.Tensor, Factored, Grid], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorFeedback:
+class ErrorFeedback(Method):
     """Round columns in turn, and feed each error into those that follow.
 
     name, formula, source: see :class:`~.method.Method`. refine: from the target, the values that feedback
@@ -62,10 +61,7 @@ class ErrorFeedback:
     source: str = "GPTQ (arXiv:2210.17323), in the feedback form of QuIP (arXiv:2307.13304)"
     refine: Refine | None = field(default=None, repr=False)
     limit: Bound = Bound.OUTPUT
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
-        {GRAM: lambda features: GramMatrix(features=features)}
-    )
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = needs
+    needs: ClassVar[Needs] = MappingProxyType({GRAM: lambda features: GramMatrix(features=features)})
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (as the protocol)
         """Return the layer: errors go through all columns."""
@@ -107,9 +103,7 @@ class ErrorFeedback:
 
         target: the weight after the chain's steps, in float32 or float64. notes: the steps' notes.
         """
-        refusal = self.refusal(scheme)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
+        require_scheme(self, scheme)
         if weight.numel() == 0:
             return NEAREST.quantize(weight, scheme, data)
         gram = statistics_of(weight, data, GRAM, GramMatrix, self.name)

@@ -18,19 +18,17 @@ Malinovskii et al., HIGGS, arXiv:2411.17525 (without data). Blocks as in MR-GPTQ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from ..errors import RangeError, RecipeError, SchemeError, ShapeError, UnsupportedError
+from ..errors import RangeError, RecipeError, SchemeError, ShapeError
 from ..method_names import OF_CODES, ROTATING
 from ..ops.rotation import Rotation
 from ..ops.threads import gradual_underflow
 from ..schemes import Granularity, Scheme
-from ..stats import Accumulator
-from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Method, Scope
+from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Scope, require_scheme
 from .nearest import METHOD as NEAREST
 from .registry import method_named
 
@@ -42,7 +40,7 @@ _ROTATED_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incoherence:
+class Incoherence(Method):
     """Rotate a weight, then quantize it by another method.
 
     size: columns of a block, a power of two; None for the largest up to `USUAL` that divides the columns.
@@ -53,8 +51,6 @@ class Incoherence:
         "q = round(W R / s + z), R orthogonal: Hadamard matrices in blocks, with random signs"
     )
     source: ClassVar[str] = "QuIP# (arXiv:2402.04396); HIGGS (arXiv:2411.17525)"
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     size: int | None = None
     seed: int = 0
@@ -95,9 +91,7 @@ class Incoherence:
         >>> METHOD.quantize(weight, Scheme.parse("int4:channel")).dequantize()
         tensor([[-0.0000, 7.6533, -0.0000, -0.0000]])
         """
-        refusal = self.refusal(scheme)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
+        require_scheme(self, scheme)
         if weight.ndim == 0 or weight.numel() == 0:
             return self.inner.quantize(weight, scheme, data)
         rotation = Rotation(size=self._size_for(weight), seed=self.seed)

@@ -22,13 +22,11 @@ of the scale. Each block keeps its best, and does not depend on others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from ..errors import UnsupportedError
 from ..formats import RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..functional import quantize
@@ -37,8 +35,7 @@ from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..params.ladder import Ladder
 from ..schemes import Granularity, Scheme, ZeroPoint
-from ..stats import Accumulator
-from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .method import NO_DATA, LayerData, LayerResult, Method, Scope, require_scheme
 from .nearest import METHOD as NEAREST
 
 P, BETA, KAPPA, STEPS = 0.7, 10.0, 1.01, 40
@@ -47,7 +44,7 @@ UNIT = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HalfQuadratic:
+class HalfQuadratic(Method):
     """Real zero points moved by the 0.7-norm, the best kept per block."""
 
     name: ClassVar[str] = "hqq"
@@ -55,8 +52,6 @@ class HalfQuadratic:
         "z of least squared error on the way to argmin of sum |w - (q - z) s|^0.7, s as under nearest"
     )
     source: ClassVar[str] = "HQQ (Badri and Shaji, 2023)"
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
         """Blocks, unless the whole tensor is one."""
@@ -72,10 +67,6 @@ class HalfQuadratic:
             return f"method hqq compares errors, which {scheme} draws at random; use half_even"
         return None
 
-    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
-        """Return the rounding bound: zero points move, and codes clip."""
-        return Bound.ROUNDING
-
     def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002 (all schemes take the same)
         """Return the memory of float64 temporaries: values, decoded, errors, sums."""
         return 48
@@ -89,9 +80,7 @@ class HalfQuadratic:
         >>> METHOD.quantize(w, Scheme.parse("uint2:channel:asym=real")).q.dequantize()
         tensor([[0.2667, 0.2667, 0.2667, 0.2667, 0.2667, 3.2667]])
         """
-        refusal = self.refusal(scheme)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
+        require_scheme(self, scheme)
         start = NEAREST.quantize(weight, scheme, data).q
         if weight.numel() == 0:
             return LayerResult(q=start)

@@ -15,13 +15,11 @@ table is the k-means of its block, which method ``mse`` finds, too (:mod:`zeropo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from ..errors import UnsupportedError
 from ..formats import CodebookFormat
 from ..formats.codebooks import float32
 from ..functional import quantize
@@ -30,21 +28,18 @@ from ..ops.clusters import fitted
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..schemes.scale_rules import Store
-from ..stats import Accumulator
-from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .method import NO_DATA, LayerData, LayerResult, Method, Scope, require_scheme
 from .mse import METHOD as MSE
 from .nearest import METHOD as NEAREST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittedCodebook:
-    """Fit the table of a codebook to a weight."""
+class FittedCodebook(Method):
+    """Fit the table of a codebook, whose ends lie within the numbers."""
 
     name: ClassVar[str] = "kmeans"
     formula: ClassVar[str] = "argmin over the table t of sum (s min_j |t_j - w / s|)^2, s as under nearest"
     source: ClassVar[str] = "k-means of numbers by dynamic programming (Wu, 1991; arXiv:1701.07204)"
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
         """Layers, for a codebook; for block tables the scope of ``mse``."""
@@ -60,10 +55,6 @@ class FittedCodebook:
             return f"method kmeans needs plain scales, unlike {scheme}; use method mse, or nearest"
         return None
 
-    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
-        """Return the rounding bound: a table's ends lie within the numbers."""
-        return Bound.ROUNDING
-
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of numbers, weights, their order and sums, in float64."""
         return MSE.value_bytes(scheme) if _of_blocks(scheme) else 80
@@ -77,9 +68,7 @@ class FittedCodebook:
         >>> str(q.scheme), q.dequantize()
         ('codebook[0.5,4.5]:cast', tensor([0.5000, 0.5000, 4.5000, 4.5000]))
         """
-        refusal = self.refusal(scheme)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
+        require_scheme(self, scheme)
         if _of_blocks(scheme):
             return MSE.quantize(weight, scheme, data)
         start = NEAREST.quantize(weight, scheme, replace(data, out=None)).q

@@ -20,9 +20,8 @@ and codes follow from the values under them. The result is decoded and compared 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -42,21 +41,16 @@ from ..schemes.dialects import ZEROPOINT
 from ..schemes.scale_rules import FLOOR, LINEAR, SIGNED, Linear, Pick
 from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
-from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
-
-if TYPE_CHECKING:  # statistics are loaded where they are needed
-    from ..stats import Accumulator
+from .method import NO_DATA, LayerData, LayerResult, Method, Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lossless:
-    """Conversion of a quantized weight to another scheme with equal values."""
+class Lossless(Method):
+    """Conversion of a quantized weight to equal values, under its own scales."""
 
     name: ClassVar[str] = LOSSLESS
     formula: ClassVar[str] = "dequantize(result) = dequantize(codes of the weight)"
     source: ClassVar[str] = "the equation of both schemes; proven for each weight by decoding"
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002
         """Rows: codes are read in rows."""
@@ -65,10 +59,6 @@ class Lossless:
     def refusal(self, scheme: Scheme) -> str | None:
         """Refuse every scheme, since a recipe is about weights in floats."""
         return f"method {self.name} gives {scheme} to codes alone, not to floats; use zeropoint convert"
-
-    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002
-        """Return the rounding bound: the weight's own scales are kept."""
-        return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:  # noqa: ARG002
         """Return the memory of both float32 values, and codes in bytes."""

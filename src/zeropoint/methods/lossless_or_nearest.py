@@ -6,9 +6,8 @@ are taken even if some values change, but for blocks in which rounding to neares
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -22,22 +21,17 @@ from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .lossless import METHOD as LOSSLESS
 from .lossless import recoded
-from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .method import NO_DATA, LayerData, LayerResult, Method, Scope
 from .nearest import METHOD as NEAREST
-
-if TYPE_CHECKING:  # statistics are loaded where they are needed
-    from ..stats import Accumulator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LosslessOrNearest:
+class LosslessOrNearest(Method):
     """Lossless conversion of codes where possible, else requantization of values."""
 
     name: ClassVar[str] = LOSSLESS_OR_NEAREST
     formula: ClassVar[str] = "that of lossless where it holds, else q = round(w / s + z)"
     source: ClassVar[str] = "lossless and nearest"
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
         """Rows, as ``lossless``."""
@@ -46,10 +40,6 @@ class LosslessOrNearest:
     def refusal(self, scheme: Scheme) -> str | None:
         """Refuse every scheme, as ``lossless``."""
         return LOSSLESS.refusal(scheme)
-
-    def bound(self, scheme: Scheme) -> Bound:
-        """Return the bound of ``lossless``."""
-        return LOSSLESS.bound(scheme)
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of ``lossless`` and a second result."""

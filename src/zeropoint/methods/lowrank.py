@@ -14,7 +14,6 @@ Source: Li et al., SVDQuant, arXiv:2411.05007; Zhang et al., LQER, arXiv:2402.02
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -24,10 +23,10 @@ import torch
 from ..errors import RecipeError
 from ..ops.feedback import solve
 from ..schemes import Scheme
-from ..stats import Accumulator, GramMatrix
+from ..stats import GramMatrix
 from .factored import factored
 from .input_statistics import statistics_of
-from .method import GRAM, LayerData, LowRank
+from .method import GRAM, LayerData, LowRank, Needs
 from .step import Moved
 
 RANK = 32
@@ -49,9 +48,7 @@ class LowRankStep:
     formula: ClassVar[str] = "W - A B, with A B of rank r and the least (W - A B) H (W - A B)^T"
     source: ClassVar[str] = "SVDQuant (arXiv:2411.05007), LQER (arXiv:2402.02446)"
     keeps: ClassVar[str] = "a product of two narrow matrices next to codes"
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
-        {GRAM: lambda features: GramMatrix(features=features)}
-    )
+    takes: ClassVar[Needs] = MappingProxyType({GRAM: lambda features: GramMatrix(features=features)})
 
     @property
     def name(self) -> str:

@@ -13,20 +13,19 @@ Source: Zhang et al., MagR, arXiv:2406.00800, algorithm 1, with a strength that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
 import torch
 
-from ..ops.feedback import gram
+from ..ops.feedback import product
 from ..schemes import Scheme
-from ..stats import Accumulator, GramMatrix
+from ..stats import GramMatrix
 from .factored import factored
 from .gptq import METHOD as GPTQ
 from .input_statistics import statistics_of
-from .method import GRAM, LayerData
+from .method import GRAM, LayerData, Needs
 from .step import Moved
 
 STRENGTHS, STEPS, ROWS = (0.0, 0.0001, 0.0005, 0.002), 30, 128
@@ -41,9 +40,7 @@ class Shrink:
     reason: ClassVar[str] = "it chooses among weights of the same outputs, and others change outputs"
     formula: ClassVar[str] = "argmin over V of (V - W) H (V - W)^T / (2 |H|) + s sum m |V|_inf over blocks"
     source: ClassVar[str] = "MagR (arXiv:2406.00800), with a strength chosen on held-out vectors"
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
-        {GRAM: lambda features: GramMatrix(features=features)}
-    )
+    takes: ClassVar[Needs] = MappingProxyType({GRAM: lambda features: GramMatrix(features=features)})
 
     def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData, scheme: Scheme) -> Moved:
         """Return the shrunk target; raises CalibrationError without statistics."""
@@ -52,12 +49,12 @@ class Shrink:
             return Moved(target=target, note="strength 0, as nothing is held out")
         width = scheme.granularity.block_shape(tuple(weight.shape))[-1]
         few = weight[:ROWS]
-        wanted = _product(few.double(), data.held_out.floats.T)
+        wanted = product(few.double(), data.held_out.floats.T)
         known, best, least = replace(data, extremes=None), 0.0, float("inf")
         for strength in STRENGTHS:
             moved = shrunk(target[:ROWS], h, width, strength)
             values = GPTQ.solve(few, moved, scheme, known).q.dequantize().double()
-            loss = float((wanted - _product(values, data.held_out.inputs.T)).square().sum())
+            loss = float((wanted - product(values, data.held_out.inputs.T)).square().sum())
             if loss < least:
                 best, least = strength, loss
         return Moved(target=shrunk(target, h, width, best), note=f"strength {best:g}")
@@ -79,7 +76,7 @@ def shrunk(target: torch.Tensor, h: torch.Tensor, width: int, strength: float) -
     radius = strength * padded.abs().amax(-1, keepdim=True)
     found = target
     for _ in range(STEPS):
-        stepped = found - gram((found - target).T.contiguous(), unit)
+        stepped = found - product(found - target, unit)
         blocks = torch.nn.functional.pad(stepped, (0, -columns % width)).reshape(len(target), -1, width)
         found = (blocks - _on_ball(blocks, radius)).reshape(len(target), -1)[:, :columns]
     return found
@@ -96,8 +93,3 @@ def _on_ball(x: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
     count = (falling > over).sum(-1, keepdim=True).clamp_min(1)
     cut = over.gather(-1, count - 1).clamp_min(0.0)
     return x.sign() * (size - cut).clamp_min(0.0)
-
-
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ``a @ b``, with sums in a fixed order."""
-    return gram(a.T.contiguous(), b.contiguous())

@@ -9,10 +9,11 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 
+from ..errors import UnsupportedError
 from ..functional import row_errors
 from ..ops.rotation import Rotation
 from ..ops.row_errors import RowErrors
@@ -28,7 +29,9 @@ GRAM, CROSS, SUMS = "gram", "cross_gram", "pair_sums"
 """Statistics whose methods are solved in the order in which layers run."""
 NO_CHANGES: Mapping[str, torch.Tensor] = MappingProxyType({})
 NO_STATISTICS: Mapping[str, Statistics] = MappingProxyType({})
-NO_NEEDS: Mapping[str, Callable[[int], Accumulator]] = MappingProxyType({})
+Needs: TypeAlias = "Mapping[str, Callable[[int], Accumulator]]"
+"""By name, the accumulator of a layer's inputs for their number of features."""
+NO_NEEDS: Needs = MappingProxyType({})
 
 
 class Scope(enum.Enum):
@@ -255,9 +258,8 @@ class Method(Protocol):
     """An algorithm that quantizes one layer's weight; a stateless value.
 
     name: its module's name, as recipes and the command line spell it. formula: what it minimizes or
-    computes. source: the paper or standard. needs: by name, the accumulator of the layer's inputs for their
-    number of features; empty for a method without data. takes: the statistics that it uses if present, needed
-    ones included.
+    computes. source: the paper or standard. needs: empty for a method without data, as by default. takes: the
+    statistics that it uses if present, needed ones included; by default these alone.
     """
 
     @property
@@ -270,10 +272,12 @@ class Method(Protocol):
     def source(self) -> str: ...  # noqa: D102
 
     @property
-    def needs(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
+    def needs(self) -> Needs:  # noqa: D102
+        return NO_NEEDS
 
     @property
-    def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
+    def takes(self) -> Needs:  # noqa: D102
+        return self.needs
 
     def scope(self, scheme: Scheme) -> Scope:
         """Return the part of a weight needed at once under ``scheme``.
@@ -282,19 +286,21 @@ class Method(Protocol):
             scheme: the scheme of the weight.
         """
 
-    def refusal(self, scheme: Scheme) -> str | None:
+    def refusal(self, scheme: Scheme) -> str | None:  # noqa: ARG002 (none by default)
         """Return the reason and remedy for an unsupported scheme, or None.
 
         Args:
             scheme: the scheme of the weight.
         """
+        return None
 
-    def bound(self, scheme: Scheme) -> Bound:
-        """Return the limit on errors of results under ``scheme``.
+    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for most)
+        """Return the limit on errors of results under ``scheme``; by default rounding.
 
         Args:
             scheme: the scheme of the weight.
         """
+        return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the bytes per value besides the weight and its codes.
@@ -316,3 +322,10 @@ class Method(Protocol):
             UnsupportedError: for a scheme with a refusal.
             CalibrationError: where statistics are missing, and what :func:`zeropoint.quantize` raises.
         """
+
+
+def require_scheme(method: Method, scheme: Scheme) -> None:
+    """Raise UnsupportedError for a scheme that a method refuses."""
+    refusal = method.refusal(scheme)
+    if refusal is not None:
+        raise UnsupportedError(refusal)

@@ -12,13 +12,11 @@ independent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from ..errors import UnsupportedError
 from ..formats import RoundingMode
 from ..formats.torch_dtypes import wide_dtype
 from ..functional import choose_params, quantize
@@ -32,14 +30,13 @@ from ..params.tensors import Params
 from ..schemes import Granularity, Scheme
 from ..schemes.dialects import ZEROPOINT
 from ..schemes.scale_rules import LINEAR, Pick, Search, Store
-from ..stats import Accumulator
 from ..tensor import QuantizedTensor
-from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .method import NO_DATA, LayerData, LayerResult, Method, Scope, require_scheme
 from .nearest import METHOD as NEAREST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeastSquaredError:
+class LeastSquaredError(Method):
     """Search of scales, and zero points, of least squared error per block."""
 
     name: ClassVar[str] = "mse"
@@ -47,8 +44,6 @@ class LeastSquaredError:
     source: ClassVar[str] = (
         "a sweep over the codes of block scales, as ScaleSweep does for NVFP4; a line search for others"
     )
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
         """Blocks, or the layer if the searched scale is tensor-wide."""
@@ -58,10 +53,6 @@ class LeastSquaredError:
     def refusal(self, scheme: Scheme) -> str | None:
         """Refuse casts, random rounding, and scales rounded after encoding."""
         return unsearchable(self.name, scheme)
-
-    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
-        """Return the rounding bound: scales clip where that helps."""
-        return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the temporaries of a whole weight; pieces are constant."""
@@ -77,9 +68,7 @@ class LeastSquaredError:
         ... ).q.dequantize()
         tensor([[1.1375, 1.1375, 1.1375, 1.1375]])
         """
-        refusal = self.refusal(scheme)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
+        require_scheme(self, scheme)
         by_rule = _searching(scheme)
         if by_rule is None:
             return searched(weight, NEAREST.quantize(weight, scheme, data).q)

@@ -9,18 +9,16 @@ the errors e of the row's weights; this uses the diagonal of H alone, and the se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
 import torch
 
-from ..errors import UnsupportedError
 from ..schemes import Scheme
-from ..stats import Accumulator, MeanSquare
+from ..stats import MeanSquare
 from .input_statistics import statistics_of
-from .method import MEAN_SQUARE, NO_DATA, Bound, LayerData, LayerResult, Scope
+from .method import MEAN_SQUARE, NO_DATA, LayerData, LayerResult, Method, Needs, Scope, require_scheme
 from .mse import METHOD as MSE
 from .mse import searched, unsearchable
 from .nearest import METHOD as NEAREST
@@ -32,16 +30,13 @@ _VALUE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightedSquaredError:
+class WeightedSquaredError(Method):
     """Search of scales and zero points, with errors weighted by inputs' squares."""
 
     name: ClassVar[str] = "mse_weighted"
     formula: ClassVar[str] = "argmin over s, z of sum mean(x^2) (dequantize(quantize(w; s, z)) - w)^2"
     source: ClassVar[str] = "the importance matrix of llama.cpp (tools/imatrix); the search of mse"
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
-        {NEED: lambda features: MeanSquare(features=features)}
-    )
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = needs
+    needs: ClassVar[Needs] = MappingProxyType({NEED: lambda features: MeanSquare(features=features)})
 
     def scope(self, scheme: Scheme) -> Scope:
         """Rows, which match the statistics, or the layer where ``mse`` needs it."""
@@ -50,10 +45,6 @@ class WeightedSquaredError:
     def refusal(self, scheme: Scheme) -> str | None:
         """Refuse what ``mse`` refuses."""
         return unsearchable(self.name, scheme)
-
-    def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
-        """Return the rounding bound, as under ``mse``."""
-        return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:
         """Return the memory of ``mse``, and the importance of whole weights."""
@@ -75,9 +66,7 @@ class WeightedSquaredError:
         >>> METHOD.quantize(weight, Scheme.parse("int2:channel"), data).q.dequantize()
         tensor([[1.5780, 1.5780, 1.5780, 1.5780]])
         """
-        refusal = self.refusal(scheme)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
+        require_scheme(self, scheme)
         start = NEAREST.quantize(weight, scheme, data).q
         return searched(weight, start, importance_of(weight, data, self.name) if weight.numel() else None)
 

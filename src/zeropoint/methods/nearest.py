@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -13,31 +12,22 @@ from ..ops.scale_search import WHOLE_BYTES
 from ..params import QuantizationParams
 from ..schemes import Granularity, Scheme
 from ..tensor import QuantizedTensor
-from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Scope
 from .registry import NEAREST
-
-if TYPE_CHECKING:  # statistics are loaded where they are needed
-    from ..stats import Accumulator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nearest:
+class Nearest(Method):
     """Round to nearest: ``round(w / scale)``, scaled by the block's range."""
 
     name: ClassVar[str] = NEAREST
     formula: ClassVar[str] = "q = round(w / s + z), s and z from the range of each block"
     source: ClassVar[str] = "the scheme's own rule, such as OCP MX 1.0, section 6.3"
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:
         """Blocks, or the layer for a tensor-wide searched scale."""
         whole = scheme.search is not None and scheme.granularity == Granularity.tensor()
         return Scope.LAYER if whole else Scope.BLOCKS
-
-    def refusal(self, scheme: Scheme) -> str | None:  # noqa: ARG002 (every scheme rounds)
-        """Refuse nothing."""
-        return None
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for all)
         """Return the scheme's own bound."""

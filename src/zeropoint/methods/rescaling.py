@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from ..ops.feedback import gram
+from ..ops.feedback import product
 from ..schemes import Scheme
 from ..stats import MeanSquare, Statistics
 from .channels import PARTS, numbers_of
@@ -148,13 +148,8 @@ def _error(x: torch.Tensor, readers: Sequence[ChannelReader], steps: torch.Tenso
         rows = reader.weight[:: max(1, len(reader.weight) // _ROWS)]
         weight = (rows * narrow).contiguous()
         values = reader.method.quantize(weight, reader.scheme, LayerData(statistics=statistics)).dequantize()
-        missed = _product(divided, weight - values)
+        missed = product(divided, (weight - values).T)
         if reader.source is not None:
-            missed += _product(divided - reader.source(divided), values)
+            missed += product(divided - reader.source(divided), values.T)
         total.append(math.fsum(missed.square().sum(1).tolist()))
     return math.fsum(total)
-
-
-def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return ``x @ weight.T``, with sums in a fixed order."""
-    return gram(x.T.contiguous(), weight.T.contiguous())

@@ -14,7 +14,6 @@ strengths of 0.25, 0.5 and 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -22,12 +21,12 @@ from typing import ClassVar
 import torch
 
 from ..errors import CalibrationError
-from ..ops.feedback import gram, solve
+from ..ops.feedback import product, solve
 from ..schemes import Scheme
-from ..stats import Accumulator, CrossGram, GramMatrix
+from ..stats import CrossGram, GramMatrix
 from .factored import factored
 from .input_statistics import statistics_of
-from .method import CROSS, GRAM, LayerData, Samples
+from .method import CROSS, GRAM, LayerData, Needs, Samples
 from .step import Moved
 
 UNKNOWN = 0.25
@@ -47,7 +46,7 @@ class Shift:
     reason: ClassVar[str] = "it compensates for errors of the inputs that the codes will see"
     formula: ClassVar[str] = "W + a W (X - X~) X~^T (X~ X~^T + damping)^-1"
     source: ClassVar[str] = "GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629), Qronos (arXiv:2505.11695)"
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = MappingProxyType(
+    takes: ClassVar[Needs] = MappingProxyType(
         {
             GRAM: lambda features: GramMatrix(features=features),
             CROSS: lambda features: CrossGram(features=features),
@@ -72,7 +71,7 @@ class Shift:
         whole = factored(seen)
         mean = cross["cross"] / int(cross["vectors"])
         wide = weight.double()
-        full = solve(_product(wide, mean), whole.upper, whole.pivots, whole.order)
+        full = solve(product(wide, mean), whole.upper, whole.pivots, whole.order)
         strength = _strength(wide, full, data.held_out)
         return Moved(target=target + strength * full, note=f"strength {strength:g}")
 
@@ -87,13 +86,8 @@ def _strength(weight: torch.Tensor, full: torch.Tensor, held_out: Samples | None
     """
     if held_out is None:
         return UNKNOWN
-    missed = _product(weight, (held_out.floats - held_out.inputs).T)
-    moved = _product(full, held_out.inputs.T)
+    missed = product(weight, (held_out.floats - held_out.inputs).T)
+    moved = product(full, held_out.inputs.T)
     size = float(moved.square().sum())
     best = float((missed * moved).sum()) / size if size > 0 else 0.0
     return round(min(1.0, max(0.0, best)) * _CAUTION * _STEPS) / _STEPS
-
-
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ``a @ b``, with sums in a fixed order."""
-    return gram(a.T.contiguous(), b.contiguous())

@@ -19,7 +19,6 @@ Source: Cheng et al., SignRound, arXiv:2309.05516; Kingma and Ba, Adam, arXiv:14
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,18 +27,17 @@ import torch
 from ..errors import CalibrationError
 from ..ops.feedback_grid import Grid
 from ..schemes import Scheme
-from ..stats import Accumulator
 from ..tensor import QuantizedTensor
 from ..training.slope_means import SlopeMeans
 from .channels import needs_model
 from .gptq import METHOD as GPTQ
 from .gptq import ErrorFeedback, coded
-from .method import NO_DATA, Bound, LayerData, LayerResult, Scope
+from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Needs, Scope
 from .rounding_grid import grid_of, ungridded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRounding:
+class BlockRounding(Method):
     """Joint rounding of a block's weights; start: the method of initial codes."""
 
     name: ClassVar[str] = "signround"
@@ -50,14 +48,9 @@ class BlockRounding:
     start: ErrorFeedback = GPTQ
 
     @property
-    def needs(self) -> Mapping[str, Callable[[int], Accumulator]]:
+    def needs(self) -> Needs:
         """Return the statistics that its start needs."""
         return self.start.needs
-
-    @property
-    def takes(self) -> Mapping[str, Callable[[int], Accumulator]]:
-        """Return the statistics that its start takes."""
-        return self.start.takes
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (as the protocol)
         """Return all layers of a block of the model."""

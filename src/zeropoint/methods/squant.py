@@ -13,35 +13,30 @@ blocks are left as the blocks give them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from ..errors import UnsupportedError
 from ..formats import IntFormat, RoundingMode
 from ..layout import packing
 from ..layout.blocks import block_rows, from_block_rows, spread_blocks
 from ..ops.threads import gradual_underflow
 from ..schemes import Scheme
-from ..stats import Accumulator
 from ..tensor import QuantizedTensor
-from .method import NO_DATA, NO_NEEDS, Bound, LayerData, LayerResult, Scope
+from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Scope, require_scheme
 from .nearest import METHOD as NEAREST
 
 _UNIT = 2.0**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelledErrors:
+class CancelledErrors(Method):
     """Move codes by one until the errors of a block cancel."""
 
     name: ClassVar[str] = "squant"
     formula: ClassVar[str] = "min over q in {floor, ceil} of (sum w / s + z - q)^2 in each block"
     source: ClassVar[str] = "SQuant (arXiv:2202.07471), by the blocks of scales"
-    needs: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
-    takes: ClassVar[Mapping[str, Callable[[int], Accumulator]]] = NO_NEEDS
 
     def scope(self, scheme: Scheme) -> Scope:  # noqa: ARG002 (the same for all)
         """Blocks, whose errors cancel each on its own."""
@@ -74,9 +69,7 @@ class CancelledErrors:
         >>> METHOD.quantize(w, Scheme.parse("uint2:channel")).q.dequantize()
         tensor([[0., 1., 1., 0., 0., 3.]])
         """
-        refusal = self.refusal(scheme)
-        if refusal is not None:
-            raise UnsupportedError(refusal)
+        require_scheme(self, scheme)
         q = NEAREST.quantize(weight, scheme, data).q
         if weight.numel() == 0:
             return LayerResult(q=q)

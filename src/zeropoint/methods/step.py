@@ -6,17 +6,13 @@ spelled with the names of its steps, of the method that rounds, and of correctio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from ..schemes import Scheme
-from .method import LayerData, LowRank
-
-if TYPE_CHECKING:  # statistics are loaded where they are needed
-    from ..stats import Accumulator
+from .method import LayerData, LowRank, Needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +76,7 @@ class Correction(ChainPart, Protocol):
     def parameter(self) -> str: ...  # noqa: D102 (see the class)
 
     @property
-    def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
+    def takes(self) -> Needs: ...  # noqa: D102
 
     def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
         """Return the summand to the parameter.
@@ -102,7 +98,7 @@ class Step(ChainPart, Protocol):
     """
 
     @property
-    def takes(self) -> Mapping[str, Callable[[int], Accumulator]]: ...  # noqa: D102
+    def takes(self) -> Needs: ...  # noqa: D102
 
     def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData, scheme: Scheme) -> Moved:
         """Return the new target.

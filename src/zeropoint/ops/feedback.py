@@ -85,6 +85,11 @@ def gram(x: torch.Tensor, y: torch.Tensor | None = None, *, into: torch.Tensor |
         return _backend(x).gram(x.detach(), None if y is None else y.detach(), before)
 
 
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return ``a @ b``, with sums in the fixed order of :func:`gram`."""
+    return gram(a.T.contiguous(), b.contiguous())
+
+
 def factor(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``m`` and ``d`` of ``h = m diag(d) m^T``.
 

@@ -17,7 +17,7 @@ from ..params.arithmetic import multiplies
 from ..params.effective import effective_scale
 from ..params.tensors import Params, zero_point_of
 from . import reference
-from .registry import Op, Request
+from .registry import HeldKernel, Op, Request
 
 Slice = slice | tuple[()]
 CHUNK = 1 << 17
@@ -68,23 +68,25 @@ class InPlace:
         self._nothing = torch.zeros((), dtype=torch.float64, device=request.device)
         self._total = torch.zeros((), dtype=torch.float64, device=request.device)
         self._codes = torch.int8 if scheme.element.signed else torch.uint8
-        self.workspace_bytes = (
-            self._steps.nbytes + self._fits.nbytes + self._nothing.nbytes + self._total.nbytes
-        )
-        self.parameter_bytes = self._scale.nbytes + self._zero.nbytes
+        self._op = request.op
 
-    def runner(self, op: Op) -> Callable[..., None]:
-        """Return the function of ``op``, on a prepared kernel's tensors."""
-        runners: dict[Op, Callable[..., None]] = {
+    def held(self) -> HeldKernel:
+        """Return the kernel with its memory."""
+        runs: dict[Op, Callable[..., None]] = {
             Op.QUANTIZE: self._quantize,
             Op.DEQUANTIZE: self._dequantize,
             Op.FAKE_QUANTIZE: self._fake_quantize,
             Op.FAKE_QUANTIZE_BACKWARD: self._backward,
         }
-        return runners[op]
+        room = self._steps, self._fits, self._nothing, self._total
+        return HeldKernel(
+            run=runs[self._op],
+            workspace_bytes=sum(each.nbytes for each in room),
+            parameter_bytes=self._scale.nbytes + self._zero.nbytes,
+        )
 
-    def _quantize(self, x: torch.Tensor, data: torch.Tensor) -> None:
-        codes = data.view(self._codes).reshape(x.shape)
+    def _quantize(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
+        codes = out.view(self._codes).reshape(x.shape)
         for pick in self._chunks:
             steps = self._part(self._steps, pick)
             # Inf and NaN times zero are NaN, and so is the sum of all.
@@ -95,23 +97,19 @@ class InPlace:
             self._round(x, pick, steps)
             codes[pick].copy_(steps.clamp_(self._low, self._high))
 
-    def _dequantize(self, data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
-        assert params is None
+    def _dequantize(self, data: torch.Tensor, *, out: torch.Tensor) -> None:
         codes = data.view(self._codes).reshape(out.shape)
         for pick in self._chunks:
             self._scale_back(out[pick].copy_(codes[pick]), pick)
 
-    def _fake_quantize(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _fake_quantize(self, x: torch.Tensor, *, out: torch.Tensor) -> None:
         for pick in self._chunks:
             steps = out[pick]
             self._round(x, pick, steps)
             steps.clamp_(self._low, self._high).nan_to_num_(nan=float(self._low))
             self._scale_back(steps, pick)
 
-    def _backward(
-        self, grad: torch.Tensor, x: torch.Tensor, params: Params | None, out: torch.Tensor
-    ) -> None:
-        assert params is None
+    def _backward(self, grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor) -> None:
         for pick in self._chunks:
             slope, target = grad[pick], out[pick]
             low, high = self._part(self._fits[0], pick), self._part(self._fits[1], pick)

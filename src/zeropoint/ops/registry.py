@@ -11,9 +11,9 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -22,6 +22,7 @@ from ..layout.runs import Runs
 from ..params.tensors import Params
 from ..schemes import Scheme
 from .feedback_grid import Grid, TriangularFactors
+from .threads import gradual_underflow
 
 
 class Op(enum.Enum):
@@ -101,12 +102,10 @@ class Request:
 class HeldKernel:
     """A kernel with preallocated memory; its inputs are trusted.
 
-    Tensors fit the request and are contiguous, but for the input of a ``strided`` kernel.
+    Tensors fit the request and are contiguous, but for the input of a ``strided`` kernel. Under parameters of
+    each run, it runs inside of :func:`.threads.gradual_underflow`.
 
-    run: by operator, ``quantize(x, data)``, ``quantize_dynamic(x, data, params)``,
-        ``dequantize(data, params, out)``, ``fake_quantize(x, out)``,
-        ``fake_quantize_backward(grad, x, params, out)``; ``params`` is None where they were given before.
-        It writes to ``data``, ``out`` and, dynamic, ``params``.
+    run: as :meth:`Kernel.run`, always with ``out=``, and with ``params=`` unless they were given before.
     workspace_bytes: memory that the kernel holds between calls, and writes to in each.
     parameter_bytes: memory of its copies of given parameters, which no call writes to.
     allocates: why a call takes further memory that grows with the data, or None when it takes none.
@@ -115,8 +114,8 @@ class HeldKernel:
     strided: whether the input has the strides of the request.
     """
 
-    run: Callable[..., None]
-    workspace_bytes: int
+    run: Callable[..., object]
+    workspace_bytes: int = 0
     parameter_bytes: int = 0
     allocates: str | None = None
     settle: Callable[[], None] | None = None
@@ -138,10 +137,10 @@ class Kernel(Protocol):
 
 @runtime_checkable
 class PlanKernel(Kernel, Protocol):
-    """A kernel of an operator that plans offer."""
+    """A kernel that plans hold, with memory of its own where possible."""
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """Return the kernel with preallocated memory.
+    def hold(self, params: Params | None) -> HeldKernel | str:
+        """Return the kernel with preallocated memory, or why each run allocates.
 
         params: given parameters, of which the kernel keeps its own copy; None when they come with the data.
         """
@@ -224,6 +223,7 @@ class Dense(Protocol):
         """Return values, float64, and how many moved in each sweep."""
 
 
+Taking = TypeVar("Taking", Counter, Dense)
 MODULES = {
     "reference": "zeropoint.ops.reference_backend",
     "cpu": "zeropoint.kernels.cpu",
@@ -341,10 +341,29 @@ def kernel_now(request: Request, only: str | None = None) -> Kernel:
 
 
 def held_kernel(request: Request, only: str | None, params: Params | None) -> HeldKernel:
-    """Return the kernel that runs ``request``, held; see :meth:`PlanKernel.hold`."""
+    """Return the kernel that runs ``request``, for a plan.
+
+    One that allocates in each run keeps copies of ``params``.
+    """
     kernel = kernel_now(request, only)
-    assert isinstance(kernel, PlanKernel), f"{request.op.value} is no operator of plans"
-    return kernel.hold(params)
+    backend = choose(request.unseeded, only).name
+    held = kernel.hold(params) if isinstance(kernel, PlanKernel) else temporaries_of(backend)
+    if isinstance(held, HeldKernel):
+        return held
+    # Copies: later changes to the caller's tensors must not reach some plans and miss others.
+    given = {} if params is None else {"params": [each.detach().clone() for each in params]}
+
+    def run(*inputs: torch.Tensor, **named: Any) -> None:
+        with gradual_underflow():
+            kernel.run(*inputs, **given, **named)
+
+    nbytes = sum(each.nbytes for each in given.get("params", ()))
+    return HeldKernel(run=run, parameter_bytes=nbytes, allocates=held)
+
+
+def temporaries_of(backend: str) -> str:
+    """Reason why the runs of a backend allocate."""
+    return f"backend {backend} computes in temporary tensors"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -355,17 +374,14 @@ def has_kernel(request: Request) -> bool:
 
 def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:
     """Return the statistics kernels for ``x``, or None for plain torch."""
-    _load()
-    for name, found in _COUNTERS.items():
-        if only in (None, name) and found.takes(x):
-            return found
-    return None
+    return _taking(_COUNTERS, x, only)
 
 
 def dense(x: torch.Tensor, only: str | None = None) -> Dense | None:
     """Return the dense-product kernels for ``x``, or None for plain torch."""
+    return _taking(_DENSE, x, only)
+
+
+def _taking(kernels: Mapping[str, Taking], x: torch.Tensor, only: str | None) -> Taking | None:
     _load()
-    for name, found in _DENSE.items():
-        if only in (None, name) and found.takes(x):
-            return found
-    return None
+    return next((found for name, found in kernels.items() if only in (None, name) and found.takes(x)), None)

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..errors import ShapeError, UnsupportedError, ZeropointError
+from ..formats.torch_dtypes import wide_dtype
 from ..functional import detached_params, fit_params
 from ..ops.library import chosen_backend
-from ..ops.registry import Explanation, Op, choose, explain
+from ..ops.registry import Explanation, Request, choose, explain
+from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
 from ..schemes import Scheme
 from ..shown import repr_html
-from .backward import BACKWARD_PARTS, check_possible
-from .guarantee import Guarantee, guarantee_of
 from .operands import Operand
-from .planned_calls import (
-    PlannedBackward,
-    PlannedCall,
-    PlannedDequantize,
-    PlannedFakeQuantize,
-    PlannedQuantize,
-    Signature,
-    check_code_range,
-)
-
-_CALLS: dict[Op, Callable[[Signature], Any]] = {
-    Op.QUANTIZE: PlannedQuantize,
-    Op.DEQUANTIZE: PlannedDequantize,
-    Op.FAKE_QUANTIZE: PlannedFakeQuantize,
-    Op.FAKE_QUANTIZE_BACKWARD: PlannedBackward,
-    **BACKWARD_PARTS,
-}
+from .planned_calls import CALLS, PlannedCall, Signature, check_code_range, check_possible
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -120,7 +103,8 @@ class Plan:
                 "plan for each thread"
             )
         try:
-            return self._call.run(*inputs, out=result)
+            with gradual_underflow():
+                return self._call.run(*inputs, out=result)
         finally:
             self._free.release()
 
@@ -148,8 +132,9 @@ class Plan:
         Example:
             >>> plan("quantize", "int8", (4,)).synchronize()
         """
-        if self._call.settle is not None:
-            self._call.settle()
+        settle = self._call.kernel.settle
+        if settle is not None:
+            settle()
 
     def within(self, low: int, high: int) -> Plan:
         """Return the plan with codes, zero point included, clamped to ``low..high``.
@@ -266,7 +251,7 @@ def _signature(
     device: str | torch.device,
 ) -> Signature:
     operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=_resolved(device))
-    known = {member.value: member for member in _CALLS}
+    known = {member.value: member for member in CALLS}
     if op not in known:
         raise UnsupportedError(f"op (={op!r}) must be one of {', '.join(known)}")
     params = None
@@ -302,13 +287,44 @@ def _plan(signature: Signature) -> Plan:
     check_code_range(signature)
     request = signature.request(signature.op)
     chosen = choose(request, chosen_backend(signature.backend)).name
-    call = _CALLS[signature.op](signature)
+    call = CALLS[signature.op](signature)
+    kernel = call.kernel
     return Plan(
         signature=signature,
         explanation=explain(request, chosen),
         guarantee=guarantee_of(request),
-        workspace_bytes=call.workspace_bytes,
-        parameter_bytes=call.parameter_bytes,
-        allocates=call.allocates,
+        workspace_bytes=kernel.workspace_bytes,
+        parameter_bytes=kernel.parameter_bytes,
+        allocates=kernel.allocates,
         _call=call,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guarantee:
+    """The numerical promise of a plan.
+
+    deterministic: the same input gives the same bytes in every run; stochastic rounding draws from its seed.
+    bit_stable: neither the number of threads nor the backend changes a byte.
+    arithmetic: dtype in which quotients and products are computed; steps are rounded without loss in it or in
+        a wider one.
+
+    The first two hold of every plan.
+
+    >>> Guarantee(arithmetic=torch.float32).bit_stable
+    True
+    """
+
+    deterministic: ClassVar[bool] = True
+    bit_stable: ClassVar[bool] = True
+    arithmetic: torch.dtype
+
+
+def guarantee_of(request: Request) -> Guarantee:
+    """Return the promise for ``request``, which holds of every backend.
+
+    Computation is in float64 when the values or the tensor that was quantized are, else in float32.
+    """
+    wide = {wide_dtype(request.dtype), wide_dtype(request.own_dtype)}
+    arithmetic = torch.float64 if torch.float64 in wide else torch.float32
+    return Guarantee(arithmetic=arithmetic)

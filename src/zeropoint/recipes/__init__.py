@@ -17,7 +17,7 @@ from .document import (
 )
 from .family_recipes import FAMILIES
 from .model_preset import model_preset
-from .quality import PickedMethod, Quality, one_name, picked, without_inputs
+from .quality import PickedMethod, Quality, learns_from_data, one_name, picked, without_inputs
 from .quark import (
     DeviceType,
     Dtype,
@@ -54,6 +54,7 @@ __all__ = [
     "load_recipe",
     "method_in",
     "model_preset",
+    "learns_from_data",
     "one_name",
     "parse_recipe",
     "picked",

@@ -91,6 +91,21 @@ def method_for(name: str, weight: Scheme, *, quantized_inputs: bool) -> str:
     return picked(Quality(name), weight, quantized_inputs=quantized_inputs).method
 
 
+def learns_from_data(name: str | None) -> bool:
+    """Return whether a method, or a quality, needs statistics of inputs.
+
+    Args:
+        name: of a method or a quality, or None.
+
+    Example:
+        >>> learns_from_data("good"), learns_from_data("mse"), learns_from_data(None)
+        (True, False, False)
+    """
+    if name is None:
+        return False
+    return name != Quality.FAST if name in set(Quality) else bool(method_named(name).needs)
+
+
 def one_name(method: str | None, quality: str | None, *, has_data: bool) -> str | None:
     """Return the method or the quality that is given, or None.
 

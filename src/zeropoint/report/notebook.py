@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import singledispatch
 from importlib import resources
-from typing import Any
 
 from ..bench.speeds import KernelSpeeds
 from ..checkpoint.measure.tensor_error import TensorError
@@ -26,7 +25,7 @@ from ..checkpoint.verify.verification import Verification
 from ..errors import UnsupportedError, size_of
 from ..eval import Evaluation
 from ..formats.catalog import format_name
-from ..formats.spec import FormatDefaults
+from ..formats.spec import Format
 from ..methods.scheme_comparison import HEADS, SchemeComparison
 from ..models.conversion import Conversion
 from ..params import QuantizationParams
@@ -132,32 +131,30 @@ def _(shown: Scheme) -> tuple[Node, ...]:
 
 
 @nodes_of.register
-def _(shown: FormatDefaults) -> tuple[Node, ...]:
-    document = facts_of_format(format_name(shown), shown)  # type: ignore[arg-type]
-    facts = [*facts_in_words(document, shown)]  # type: ignore[arg-type]
+def _(shown: Format) -> tuple[Node, ...]:
+    document = facts_of_format(format_name(shown), shown)
+    facts = [*facts_in_words(document, shown)]
     return (*_head(shown), Part("Its values", (FactList(tuple(facts)), *_values(shown)), folded=True))
 
 
-def _values(shown: FormatDefaults) -> Iterator[Node]:
-    fmt: Any = shown
-    if fmt.per_scale > 1 or fmt.bits > _DRAWN_BITS:
+def _values(shown: Format) -> Iterator[Node]:
+    if shown.per_scale > 1 or shown.bits > _DRAWN_BITS:
         return
-    if fmt.bits <= _LISTED_BITS:
-        each = (" ".join(map(number_text, fmt.numbers(code))) for code in range(fmt.code_count))
+    if shown.bits <= _LISTED_BITS:
+        each = (" ".join(map(number_text, shown.numbers(code))) for code in range(shown.code_count))
         yield FactList((("values of codes", ", ".join(each)),))
     yield Figure(picture_of(shown), caption="values on a line")
 
 
 @picture_of.register
-def _(shown: FormatDefaults) -> Picture:
-    fmt: Any = shown
-    if fmt.per_scale > 1 or fmt.bits > _DRAWN_BITS:
+def _(shown: Format) -> Picture:
+    if shown.per_scale > 1 or shown.bits > _DRAWN_BITS:
         raise UnsupportedError(
-            f"plot() of {format_name(fmt)} has {fmt.code_count:,} codes, more than a line can show; "
+            f"plot() of {format_name(shown)} has {shown.code_count:,} codes, more than a line can show; "
             "plot formats of at most 8 bits"
         )
-    values = [value for value in fmt.all_values() if math.isfinite(value)]
-    return number_line(values, label=f"values of {format_name(fmt)}")
+    values = [value for value in shown.all_values() if math.isfinite(value)]
+    return number_line(values, label=f"values of {format_name(shown)}")
 
 
 @nodes_of.register

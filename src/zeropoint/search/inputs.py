@@ -20,7 +20,7 @@ from ..checkpoint.plan.learned_data import static_inputs
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.output_tensors import Output
 from ..errors import OptionError, all_of, count, option, printable
-from ..stats import MeanSquare, Statistics
+from ..stats import MeanSquare, Statistics, statistic_named
 from .measuring import Importance, Weights
 from .offers import Choices
 
@@ -80,14 +80,26 @@ class InputSource:
     """Source of the inputs of weights: one of three, or none.
 
     calibration: data that the model runs on. imatrix: a file of llama.cpp. statistics: files of a run.
+    input_range: the statistic that gives static inputs their range, or None.
     """
 
     calibration: Windows | None = None
     imatrix: Path | str | None = None
     statistics: Sequence[Path] = ()
+    input_range: str | None = None
 
     def require_one(self) -> InputSource:
-        """Return itself; raises OptionError where more than one option is given."""
+        """Return itself; raises OptionError where more than one option is given.
+
+        Raises CalibrationError for an unknown statistic, OptionError for one without data.
+        """
+        if self.input_range is not None:
+            statistic_named(self.input_range)
+            if self.calibration is None:
+                data = option("calibration", metavar="FILE")
+                raise OptionError(
+                    f"{option('input_range', self.input_range)} is learned from data; pass {data}"
+                )
         given = {
             "calibration": self.calibration is not None,
             "imatrix": self.imatrix is not None,
@@ -158,6 +170,10 @@ def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Output]]:
             yield plan, found.output(weight, text)
 
 
-def with_ranges(plan: CheckpointPlan, given: Given | None, *, progress: bool = False) -> CheckpointPlan:
+def with_ranges(
+    plan: CheckpointPlan, given: Given | None, *, ranges: str | None = None, progress: bool = False
+) -> CheckpointPlan:
     """Return the plan with calibrated scales of static inputs, if any."""
-    return calibrated(plan, given, progress=progress) if given is not None and static_inputs(plan) else plan
+    if given is None or not (static_inputs(plan) or ranges):
+        return plan
+    return calibrated(plan, given, ranges=ranges, progress=progress)

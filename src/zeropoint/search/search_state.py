@@ -17,7 +17,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ..checkpoint.measure.tensor_error import TensorError
+from ..checkpoint.measure.tensor_error import TensorError, error_in
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.identity import require_same, shard_fields
 from ..checkpoint.read.storage import shown
@@ -202,16 +202,10 @@ def _is_finite(found: object) -> bool:
 
 
 def _parsed(module: str, found: object) -> TensorError:
-    match found:
-        case {
-            "values": int(values), "squares": [*squares], "errors": [*errors], "largest": float(largest),
-            "clipped": int(clipped), "zero_blocks": int(zero), "lost_blocks": int(lost),
-        } if _is_measured((squares, errors), (values, largest, clipped, zero, lost)):  # fmt: skip
-            return TensorError(
-                values=values, squares=tuple(squares), errors=tuple(errors), largest=largest,
-                clipped=clipped, zero_blocks=zero, lost_blocks=lost,
-            )  # fmt: skip
-    raise _strange(module, found)
+    error = error_in(found)
+    if error is None or not _is_measured(error):
+        raise _strange(module, found)
+    return error
 
 
 def _strange(name: str, found: object) -> CheckpointError:
@@ -232,10 +226,10 @@ def numbers_in(found: object) -> dict[str, float] | None:
     return found
 
 
-def _is_measured(sums: Iterable[Sequence[object]], counts: Iterable[float]) -> bool:
+def _is_measured(error: TensorError) -> bool:
     """Return whether sums of squares and counts can form an error."""
-    for parts in sums:
-        numbers = [part for part in parts if isinstance(part, float) and abs(part) < _LARGE]
-        if len(numbers) < len(parts) or math.fsum(numbers) < 0:
+    for parts in (error.squares, error.errors):
+        if not all(abs(part) < _LARGE for part in parts) or math.fsum(parts) < 0:
             return False
+    counts = error.values, error.largest, error.clipped, error.zero_blocks, error.lost_blocks
     return all(0 <= number < math.inf for number in counts)

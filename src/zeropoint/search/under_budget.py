@@ -31,7 +31,7 @@ from ..checkpoint.model.running_model import tokens_digest_of
 from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
 from ..checkpoint.model.statistics_file import SavedStatistics
-from ..checkpoint.model.tokens import requested_windows
+from ..checkpoint.model.tokens import Windows, requested_windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.identity import request_digest
@@ -48,7 +48,7 @@ from ..errors import OptionError, all_of, count, option, require_one
 from ..methods import method_named
 from ..own_files import OwnFile
 from ..progress import bars
-from ..recipes import one_name
+from ..recipes import learns_from_data, one_name
 from ..shown import PAGE, PICTURE, page_of_results
 from ..signatures import by_signature
 from .budgets import Budget
@@ -240,8 +240,8 @@ def quantize_checkpoint(
     state: Path | str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     refine: int = 0, format: str | None = None, method: str | None = None,  # noqa: A002 (the option's name)
     quality: str | None = None, calibration: torch.Tensor | Path | str | None = None,
-    samples: int | None = None, length: int | None = None, imatrix: Path | str | None = None,
-    statistics: Paths = (),
+    samples: int | None = None, length: int | None = None, input_range: str | None = None,
+    imatrix: Path | str | None = None, statistics: Paths = (),
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
     force: bool = False, dequantize_first: bool = False, dequantize_kept: bool = False,
     workers: int | None = None, max_memory: int | str | None = None,
@@ -275,6 +275,8 @@ def quantize_checkpoint(
             ``"self"`` for tokens that the model generates. The model runs on it, a block in memory at a time.
         samples: windows of it; at most 128 of a file, 8 random ones and 32 of the model's own if None.
         length: tokens of a window; 512, or what the model takes at most, if None.
+        input_range: how static inputs get their range from ``calibration``: a name of
+            :func:`~zeropoint.stats.statistic_named`; the extremes if None.
         imatrix: an importance matrix of llama.cpp, .dat or GGUF, in its place; weights that it does not name
             have none.
         statistics: files of :func:`~zeropoint.gather_statistics` in its place, added where there are several:
@@ -318,15 +320,15 @@ def quantize_checkpoint(
             ``force`` is given.
     """
     require_one(to=to, recipe=recipe, plan=plan, budget=budget)
-    if quality is not None and to is None and recipe is None:
-        schemes = f"{option('to', metavar='SCHEME')} or {option('recipe', metavar='FILE')}"
-        raise OptionError(f"{option('quality', quality)} picks methods for {schemes}; leave it out")
+    _require_schemes(quality, to, recipe)
     method = one_name(method, quality, has_data=calibration is not None)
     what = _Budgeted(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
     data, files = requested_windows(calibration, samples, length), paths(statistics)
-    inputs = InputSource(calibration=data, imatrix=imatrix, statistics=files).require_one()
+    inputs = InputSource(
+        calibration=data, imatrix=imatrix, statistics=files, input_range=input_range
+    ).require_one()
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
         executor=executor, address=address, spool=spool, report=report, progress=progress,
@@ -336,7 +338,8 @@ def quantize_checkpoint(
     selection = selection_of(
         include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
     )
-    with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=runs) as opened:
+    learns = runs and (budget is not None or learns_from_data(method))
+    with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=learns) as opened:
         if budget is None:
             made = planned(
                 opened, to, recipe=recipe, plan=plan, format=format, method=method, selection=selection,
@@ -351,24 +354,36 @@ def quantize_checkpoint(
         if not force:
             require_loadable(made)
         if budget is not None:
-            made = with_ranges(made, data, progress=progress is True)
+            made = with_ranges(made, data, ranges=input_range, progress=progress is True)
         elif data is not None and in_order(made):
             _require_local(writing, made)
-            made = replace(made, asked=request_digest(made, tokens_digest_of(made.source, data, limits)))
+            made = replace(made, asked=_asked(made, data, input_range))
             if (before := _finished_before(made, out, writing)) is not None:
                 return before
             with folder_for(target, spool, restart=restart) as folder:
                 made, held_out = solved(made, data, folder, progress=progress is True)
-                made = with_ranges(made, data, progress=progress is True)
+                made = with_ranges(made, data, ranges=input_range, progress=progress is True)
                 result = writing.write(made, out, "quantizing")
             return compared(result, made.source, held_out, limits)
         elif files:
             return _by_statistics(made, files, out, writing)
         elif data is not None:
-            made = calibrated(made, data, progress=progress is True)
+            made = calibrated(made, data, ranges=input_range, progress=progress is True)
         elif imatrix is not None:
             made = _important(made, imatrix)
         return writing.write(made, out, "quantizing")
+
+
+def _require_schemes(quality: str | None, *schemes: AnyRecipe | None) -> None:
+    """Raise OptionError for a quality without schemes to pick methods for."""
+    if quality is not None and schemes == (None, None):
+        words = f"{option('to', metavar='SCHEME')} or {option('recipe', metavar='FILE')}"
+        raise OptionError(f"{option('quality', quality)} picks methods for {words}; leave it out")
+
+
+def _asked(plan: CheckpointPlan, data: Windows, input_range: str | None) -> str:
+    """Return the digest of a plan, its data and input range."""
+    return request_digest(plan, f"{tokens_digest_of(plan.source, data, plan.limits)}{input_range or ''}")
 
 
 def _page_of_search(what: _Budgeted, target: Place) -> OwnFile | None:

@@ -5,6 +5,7 @@ from .accumulator import Accumulator, State, Statistics
 from .clipping import NoClipping, Percentile
 from .divergence import LeastDivergence
 from .extremes import MinMax, MovingAverage
+from .headroom import Headroom
 from .histogram import ClipRule, Histogram
 from .histogram_counts import HistogramCounts
 from .least_error import LeastError
@@ -22,6 +23,7 @@ __all__ = [
     "HistogramCounts",
     "NoClipping",
     "GramMatrix",
+    "Headroom",
     "Histogram",
     "LeastDivergence",
     "LeastError",

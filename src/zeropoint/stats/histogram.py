@@ -45,7 +45,6 @@ class ClipRule(Protocol):
         Args:
             block: the counts of one block.
         """
-        ...
 
 
 @lru_cache(maxsize=16)

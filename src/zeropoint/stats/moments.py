@@ -92,12 +92,7 @@ class GramMatrix(_OfFeatures):
         return {"gram": gram(rows), **counts}
 
     def update(self, state: State, x: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, added in order.
-
-        Args:
-            state: a state of this accumulator, which is not changed, on any device.
-            x: a float tensor, the features along its last axis.
-        """
+        """Return ``state`` after one more batch, added in order."""
         state = on_device(x.device, state)
         rows, counts = self.vectors(x)
         return _joined(state, "gram", gram(rows, into=state["gram"]), counts)
@@ -130,12 +125,7 @@ class MeanSquare(_OfFeatures):
         return {"squares": squares(rows), **counts}
 
     def update(self, state: State, x: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, added in order.
-
-        Args:
-            state: a state of this accumulator, which is not changed, on any device.
-            x: a float tensor, the features along its last axis.
-        """
+        """Return ``state`` after one more batch, added in order."""
         state = on_device(x.device, state)
         rows, counts = self.vectors(x)
         return _joined(state, "squares", squares(rows, into=state["squares"]), counts)
@@ -174,7 +164,16 @@ class _OfPairs(_OfFeatures):
 
     @abstractmethod
     def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, added in order."""
+        """Return ``state`` after one more batch, added in order.
+
+        Args:
+            state: a state of this accumulator, which is not changed.
+            float_inputs: as :meth:`measure_pair` takes them.
+            inputs: as :meth:`measure_pair` takes them.
+
+        Raises:
+            ShapeError: for another number of features, or two shapes.
+        """
 
     def pairs(self, float_inputs: torch.Tensor, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return float32 differences and inputs of finite pairs, or raise ShapeError."""
@@ -218,16 +217,7 @@ class CrossGram(_OfPairs):
         return {"cross": torch.zeros(self.features, self.features, dtype=torch.float64), **self.counts()}
 
     def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, added in order.
-
-        Args:
-            state: a state of this accumulator, which is not changed.
-            float_inputs: as :meth:`measure_pair` takes them.
-            inputs: as :meth:`measure_pair` takes them.
-
-        Raises:
-            ShapeError: for another number of features, or two shapes.
-        """
+        """Return ``state`` after one more batch of pairs, added in order."""
         state = on_device(inputs.device, state)
         difference, near = self.pairs(float_inputs, inputs)
         return _joined(state, "cross", gram(difference, near, into=state["cross"]), _counts_of(near, inputs))
@@ -258,16 +248,7 @@ class PairSums(_OfPairs):
         return {"difference": zeros, "inputs": zeros.clone(), **self.counts()}
 
     def update_pair(self, state: State, float_inputs: torch.Tensor, inputs: torch.Tensor) -> State:
-        """Return ``state`` after one more batch, added in order.
-
-        Args:
-            state: a state of this accumulator, which is not changed.
-            float_inputs: as :meth:`measure_pair` takes them.
-            inputs: as :meth:`measure_pair` takes them.
-
-        Raises:
-            ShapeError: for another number of features, or two shapes.
-        """
+        """Return ``state`` after one more batch of pairs, added in order."""
         state = on_device(inputs.device, state)
         difference, near = self.pairs(float_inputs, inputs)
         ones = near.new_ones(len(near), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..errors import CalibrationError, near_misses
 from ..schemes import Scheme
@@ -10,6 +11,7 @@ from .absolute_mean import AbsoluteMean
 from .clipping import Percentile
 from .divergence import LeastDivergence
 from .extremes import MinMax, MovingAverage
+from .headroom import Headroom
 from .histogram import Histogram
 from .least_error import LeastError
 from .statistic import Statistic
@@ -44,6 +46,11 @@ def _entropy(scheme: Scheme, shape: tuple[int, ...], _: float | None) -> Statist
     return Histogram(granularity=scheme.granularity, shape=shape, rule=LeastDivergence(scheme=scheme))
 
 
+def _headroom(scheme: Scheme, shape: tuple[int, ...], rho: float | None) -> Statistic:
+    plain = Headroom(granularity=scheme.granularity, shape=shape)
+    return plain if rho is None else replace(plain, rho=rho)
+
+
 _MAKERS: dict[str, Callable[[Scheme, tuple[int, ...], float | None], Statistic]] = {
     "minmax": _minmax,
     "moving_average": _moving_average,
@@ -51,8 +58,9 @@ _MAKERS: dict[str, Callable[[Scheme, tuple[int, ...], float | None], Statistic]]
     "percentile": _percentile,
     "mse": _mse,
     "entropy": _entropy,
+    "headroom": _headroom,
 }
-_NUMBERS = {"moving_average": "RATE", "absolute_mean": "FACTOR", "percentile": "PERCENT"}
+_NUMBERS = {"moving_average": "RATE", "absolute_mean": "FACTOR", "percentile": "PERCENT", "headroom": "RHO"}
 """What the number after the colon is; only percentile cannot do without."""
 
 
@@ -61,8 +69,9 @@ def statistic_named(name: str | StatisticFor) -> StatisticFor:
 
     Args:
         name: ``minmax``, ``moving_average`` or ``moving_average:RATE``, ``absolute_mean`` or
-            ``absolute_mean:FACTOR``, ``percentile:PERCENT``, ``mse`` (least squared error of the scheme), or
-            ``entropy`` (least Kullback-Leibler divergence); or a function of a scheme and a shape.
+            ``absolute_mean:FACTOR``, ``percentile:PERCENT``, ``mse`` (least squared error of the scheme),
+            ``entropy`` (least Kullback-Leibler divergence), ``headroom`` or ``headroom:RHO`` (NVFP4 inputs,
+            with room above the largest value); or a function of a scheme and a shape.
 
     Raises:
         CalibrationError: for anything else, another name, or a number that is missing or too many.

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import zeropoint as zp
 from zeropoint.checkpoint.model import own_tokens
 from zeropoint.checkpoint.model import running_model as door
 from zeropoint.checkpoint.model.calibration import calibrated
-from zeropoint.checkpoint.model.tokens import Windows
+from zeropoint.checkpoint.model.tokens import CheckpointTokenizer, Windows
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.plan.limits import Limits
@@ -225,6 +226,18 @@ def test_text_needs_a_tokenizer_and_ids_in_a_file_need_none(source: Path, tmp_pa
     assert found.statistics == calibrated(plan_of(source), ids()).statistics
 
 
+@pytest.mark.parametrize("kind", ["bert", "t5", "qwen3", "gemma3_text", "xlnet"])
+def test_a_tokenizer_without_files_is_none(kind: str, tmp_path: Path) -> None:
+    """Transformers makes one all the same, to which each word is the unknown token or none."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 100}))
+    save_file({"w": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path) is not None
+    with pytest.raises(
+        UnsupportedError, match=r"has no files of a tokenizer; copy its files there, or give token"
+    ):
+        CheckpointTokenizer(open_source(tmp_path))
+
+
 def test_text_on_the_command_line_is_cut_by_the_tokenizer_of_the_checkpoint(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     source = synthetic_llama.write(tmp_path / "in")
@@ -338,6 +351,54 @@ def test_static_inputs_have_the_scales_of_the_model_in_memory(to: str, source: P
         transformers.AutoModelForCausalLM.from_config(model.config), tmp_path / "files"
     )
     assert again.model is not None
+
+
+def test_static_inputs_have_the_range_that_is_asked_for(source: Path, tmp_path: Path) -> None:
+    asked: tuple[str | None, ...] = (None, "minmax", "percentile:99", "headroom:1000")
+    found = {}
+    for number, name in enumerate(asked):
+        out = tmp_path / str(number)
+        zp.quantize_checkpoint(
+            source, out, "nvfp4", format="modelopt", calibration=ids(), input_range=name, report=False
+        )
+        found[name] = {name: x for name, x in tensors_of(out).items() if name.endswith("input_scale")}
+        assert zp.verify_checkpoint(out, source).problems == ()
+    assert found[None] == found["minmax"]
+    for name, scale in found["minmax"].items():
+        # Ranges of these layers span less than a factor of 1000, so that 1000 anchors are above the largest.
+        assert found["percentile:99"][name] < scale < found["headroom:1000"][name]
+
+
+def test_a_finished_run_with_another_range_of_inputs_is_not_resumed(source: Path, tmp_path: Path) -> None:
+    def write(input_range: str | None) -> None:
+        zp.quantize_checkpoint(
+            source, tmp_path / "out", "fp8", method="gptq", calibration=ids(), input_range=input_range
+        )
+
+    write("percentile:99")
+    before = digests(tmp_path / "out")
+    write("percentile:99")
+    with pytest.raises(CheckpointError):
+        write(None)
+    assert digests(tmp_path / "out") == before
+
+
+def test_a_range_of_inputs_needs_static_inputs_data_and_a_name(source: Path, tmp_path: Path) -> None:
+    def refused(to: str, match: str, error: type[Exception], **options: Any) -> None:
+        with pytest.raises(error, match=match):
+            zp.quantize_checkpoint(source, tmp_path / "out", to, **options)
+
+    refused(
+        "w4a16",
+        "is for static inputs, and this plan has none",
+        OptionError,
+        calibration=ids(),
+        input_range="mse",
+    )
+    refused("w4a16", "has none", OptionError, calibration=ids(), input_range="mse", method="gptq")
+    refused("fp8", "is learned from data; pass calibration=FILE", OptionError, input_range="mse")
+    refused("fp8", "is unknown", CalibrationError, calibration=ids(), input_range="maximum")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

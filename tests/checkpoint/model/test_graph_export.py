@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from tests.codecs.onnx_models import decoded
 from tests.oracles import tiny_models
 from tests.peers import Peer, transformers
@@ -58,6 +60,27 @@ def test_onnxruntime_runs_a_model_with_the_decoded_weights_under_their_names(
 
 
 @pytest.mark.slow
+def test_static_inputs_of_an_exported_model_have_the_ranges_of_the_model(tmp_path: Path) -> None:
+    tiny_models.write(tmp_path / "in", "bert")
+    ids = torch.arange(64).reshape(4, 16)
+    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", "w8a8_static", format="onnx", calibration=ids)
+    model = transformers.AutoModel.from_pretrained(tmp_path / "in", dtype=torch.float32).eval()
+    found = zp.calibrate(model, "w8a8_static", [{"input_ids": ids}])
+    parameters = {
+        each.name: numpy_helper.to_array(each)
+        for each in onnx.load(tmp_path / "out" / "model.onnx").graph.initializer
+    }
+    compared = 0
+    for place, own in found.params.items():
+        scale = parameters.get(f"{place}_scale")
+        if scale is not None:  # a pooler is no part of the graph
+            assert scale == pytest.approx(float(own.scales[0]), rel=1e-4)
+            compared += 1
+    assert compared >= 12
+    assert zp.verify_checkpoint(tmp_path / "out").problems == ()
+
+
+@pytest.mark.slow
 def test_an_encoder_keeps_the_names_of_its_outputs(tmp_path: Path) -> None:
     tiny_models.write(tmp_path / "in", "bert")
     zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", "int8:channel", format="onnx")
@@ -80,7 +103,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(
 def test_data_are_refused_before_the_model_is_exported(folder: Path, tmp_path: Path) -> None:
     options = {"format": "onnx", "quality": "good", "calibration": "random"}
     with pytest.raises(
-        zp.CalibrationError, match=r"^format='onnx' takes no data.*quality='fast' or method='mse'"
+        zp.CalibrationError, match=r"^format='onnx' takes ranges .*quality='fast' or method='mse'"
     ):
         zp.quantize_checkpoint(folder, tmp_path / "out", "int4:g32", **options)
     assert list(tmp_path.iterdir()) == []

@@ -237,6 +237,33 @@ def error_document(error: TensorError) -> dict[str, Any]:
     }
 
 
+def error_in(document: object) -> TensorError | None:
+    """Return the error in a document of :func:`dataclasses.asdict`, or None.
+
+    Only the kinds of its numbers are checked.
+    """
+    match document:
+        case {
+            "values": int(values),
+            "squares": [*squares],
+            "errors": [*errors],
+            "largest": float(largest),
+            "clipped": int(clipped),
+            "zero_blocks": int(zero),
+            "lost_blocks": int(lost),
+        } if all(isinstance(part, float) for part in (*squares, *errors)):
+            return TensorError(
+                values=values,
+                squares=tuple(squares),
+                errors=tuple(errors),
+                largest=largest,
+                clipped=clipped,
+                zero_blocks=zero,
+                lost_blocks=lost,
+            )
+    return None
+
+
 def finite_number(value: float) -> float | None:
     """Return a number that JSON can hold; infinities and NaN become null."""
     return value if math.isfinite(value) else None

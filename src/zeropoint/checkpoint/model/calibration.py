@@ -8,23 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import torch
 
 from ...architectures import is_transposed
-from ...codecs.containers.protocol import GraphFiles
 from ...codecs.protocol import LayerScheme
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CalibrationError, UnsupportedError, count, option, printable
+from ...errors import CalibrationError, OptionError, UnsupportedError, count, option, printable
 from ...methods import method_named
 from ...methods.channels import in_order
 from ...methods.rotate import unrotated
 from ...models import LocalQuantize, calibrate_sequential
 from ...params import QuantizationParams
-from ...progress import counted
 from ...recipes import Assignment, Recipe, Rule
-from ...stats import MinMax, Observer, Statistics
+from ...stats import Statistics
 from ...training import FakeQuantize
 from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan
@@ -33,17 +27,21 @@ from ..plan.limits import Limits
 from ..plan.output_tensors import Output
 from ..plan.row_reader import NewTensor
 from ..read.source import Source
+from .graph_ranges import EXTREMES, as_weight, input_params
 from .importance import weighted
 from .parameter_names import WeightRows
 from .parts import input_tensors
 from .running_model import WITHOUT_DATA, RunningModel, running
-from .tokens import TEXT_OF_IDS, Given, Windows, read_tensors
+from .tokens import Given, Windows
 
 
-def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) -> CheckpointPlan:
+def calibrated(
+    plan: CheckpointPlan, given: Given, *, ranges: str | None = None, progress: bool = False
+) -> CheckpointPlan:
     """Return ``plan`` with the statistics that its methods and static inputs need.
 
     given: token ids, a file of these or of text, ``"random"`` or ``"self"``; see :class:`~.tokens.Windows`.
+    ranges: the statistic of static inputs, a name of :func:`~zeropoint.stats.statistic_named`.
     progress: whether to show a bar, on a terminal. Raises CalibrationError for bad data, a plan without need
     of any, a layer that no token reached, and static inputs under random tokens; UnsupportedError for a
     checkpoint that is not run here; CheckpointError where its tensors do not fit its model, or
@@ -51,6 +49,10 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
     """
     plan = weighted(plan)
     static = static_inputs(plan)
+    if ranges is not None and not static:
+        raise OptionError(
+            f"{option('input_range', ranges)} is for static inputs, and this plan has none; leave it out"
+        )
     wanted = {w.module: w for w in plan.weights if _takes(w.method) or w.layer in static}
     if not wanted and plan.recipe.quality is not None:
         return replace(plan, notes=(*plan.notes, "no method takes calibration data, which are not read"))
@@ -59,14 +61,17 @@ def calibrated(plan: CheckpointPlan, given: Given, *, progress: bool = False) ->
             "no method of this plan takes calibration data, and no inputs take scales from them; leave them "
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
         )
-    if plan.source.graph:
-        found = input_params(plan.source, wanted.values(), Windows.of(given), plan.limits, progress=progress)
-        return with_added(plan, map(as_weight, _scales_of_inputs((wanted[n], found[n]) for n in found)))
     require_text(plan, given)
+    if plan.source.graph:
+        data = Windows.of(given)
+        found = input_params(
+            plan.source, wanted.values(), data, plan.limits, ranges=ranges, progress=progress
+        )
+        return with_added(plan, map(as_weight, _scales_of_inputs((wanted[n], found[n]) for n in found)))
     # Ranges of inputs are observed before biases are corrected.
     rescaled = replace(plan, folds={name: fold.rescaling for name, fold in plan.folds.items()})
     run = running(plan.source, given, plan.limits, remedy=WITHOUT_DATA, seen=rescaled.seen)
-    seen = _observed(plan.source, wanted, run, static=static, progress=progress)
+    seen = _observed(plan.source, wanted, run, static=static, ranges=ranges, progress=progress)
     plan = replace(plan, statistics=seen.statistics)
     if seen.missing:
         without = f"{len(seen.missing)} of {len(plan.weights)} weights have no importance"
@@ -135,6 +140,7 @@ def _observed(
     run: AbstractContextManager[RunningModel],
     *,
     static: Collection[LayerScheme] = (),
+    ranges: str | None = None,
     progress: bool = False,
 ) -> _Observed:
     """Run the model, and return the statistics that ``wanted`` needs."""
@@ -154,7 +160,12 @@ def _observed(
                 f"{option('ignore')}"
             )
         found = calibrate_sequential(
-            model.root, _recipe(rows, wanted, static), model.batches, steps=model.steps, progress=progress
+            model.root,
+            _recipe(rows, wanted, static),
+            model.batches,
+            statistic=ranges or EXTREMES,
+            steps=model.steps,
+            progress=progress,
         )
     seen = {own.module: found.statistics.get(own.layer) for own in rows}
     return _Observed(
@@ -204,85 +215,3 @@ def _takes(method: str) -> bool:
     """Return whether a method takes statistics of all weights at once."""
     takes = method_named(method).takes
     return bool(takes) and not in_order(method_named(method))
-
-
-_MOST_BYTES = 1 << 30
-_COPIES = 1.1
-"""Peak memory of a running model over the size of its weights; 0.7 was measured at 384 MiB."""
-
-
-def input_params(
-    source: Source, weights: Iterable[Output], data: Windows, limits: Limits, *, progress: bool = False
-) -> dict[str, QuantizationParams]:
-    """Return static input parameters by module, from ranges on the data.
-
-    Args:
-        source: a model with a graph and float weights, on a disk.
-        weights: of the layers, whose methods need no data.
-        data: a .safetensors file with a tensor (samples, ...) for each input of the graph, or such a tensor.
-        limits: what memory there is.
-        progress: whether to show a bar.
-
-    Raises:
-        CalibrationError: for data that are no inputs of the graph.
-        CheckpointError: where the model does not fit into the memory limit.
-        UnsupportedError: where the model is not run here, and for a method that needs statistics.
-    """
-    wanted = {}
-    for weight in weights:
-        _refuse_statistics(weight)
-        if weight.layer.input is not None:
-            wanted[weight.module] = weight.layer.input
-    if not isinstance(source.root, Path):
-        raise UnsupportedError("models with a graph run from a disk; copy the model there first")
-    nbytes = sum(entry.nbytes for entry in source.entries.values())
-    remedy = "quantize it to a scheme without static inputs"
-    limits.require(int(_COPIES * nbytes), "running the model", remedy)
-    files = {name: entry.file.name for name, entry in source.entries.items()}
-    observers = {module: Observer(MinMax(), name=f"the input of {printable(module)}") for module in wanted}
-    seen = source.container.layer_inputs(
-        GraphFiles(graph=source.graph, folder=source.root, files=files), observers.keys(), _samples(data)
-    )
-    for module, x in counted(seen, "Running the model", shown=progress):
-        observers[module].update(x)
-    return {module: observers[module].params(given.scheme) for module, given in wanted.items()}
-
-
-def as_weight(new: NewTensor) -> NewTensor:
-    """Return a tensor of inputs with scales in the weight's dtype."""
-    value = new.value
-    return new._replace(value=value.to(TORCH_DTYPES[new.near.dtype]) if value.is_floating_point() else value)
-
-
-def _refuse_statistics(weight: Output) -> None:
-    """Raise UnsupportedError for a weight whose method needs statistics."""
-    if method_named(weight.method).needs:
-        raise UnsupportedError(
-            f"{printable(weight.module)}: method {weight.method} needs statistics of inputs, which are taken "
-            "of models of transformers, and this one has a graph of its own; use mse, which needs no data"
-        )
-
-
-def _samples(data: Windows) -> dict[str, torch.Tensor]:
-    """Return the requested samples by input name."""
-    if data.length is not None:
-        raise CalibrationError(
-            f"{option('length', data.length)} counts tokens, and this model reads arrays; leave it out"
-        )
-    found = _tensors(data)
-    asked, count = data.samples, min((len(x) for x in found.values() if x.ndim), default=0)
-    if asked is not None and count < asked:
-        raise CalibrationError(f"{option('samples', asked)} asks for more than the {count} that there are")
-    return {name: x[:asked] if x.ndim else x for name, x in found.items()}
-
-
-def _tensors(data: Windows) -> dict[str, torch.Tensor]:
-    """Return a safetensors file's tensors by name, or one unnamed tensor."""
-    if isinstance(data.given, torch.Tensor):
-        return {"": data.given}
-    if not str(data.given).endswith(TEXT_OF_IDS):
-        raise CalibrationError(
-            f"this model reads arrays, not text; pass {option('calibration', metavar='FILE.safetensors')} "
-            "with a tensor (samples, ...) for each input"
-        )
-    return read_tensors(data.given, what="samples", most=_MOST_BYTES, remedy="write it again")

@@ -51,10 +51,10 @@ def graph_of(
         out: the output, next to which the export lies until the end, or a URL, for which it is in ``spool``.
         spool: scratch directory, or None.
         limits: of memory.
-        learns: whether the result depends on data that run through the model.
+        learns: whether a method or a search needs statistics of inputs.
 
     Raises:
-        CalibrationError: for a model that would be exported and learned from, since graphs are not run here.
+        CalibrationError: for a model that would be exported and learned from, since graphs give ranges alone.
         UnsupportedError: where torch or transformers does not export the model.
         CheckpointError: where the model does not fit in memory.
     """
@@ -63,8 +63,8 @@ def graph_of(
         return
     if learns:
         raise CalibrationError(
-            f"{option('format', codec.name)} takes no data, on which exported graphs are not run; leave out "
-            f"{option('calibration')}, and use {option('quality', 'fast')} or {option('method', 'mse')}"
+            f"{option('format', codec.name)} takes ranges of static inputs from data, and no statistics for "
+            f"methods or a search; use {option('quality', 'fast')} or {option('method', 'mse')}"
         )
     with folder_for(out, spool, restart=False, kind="exported") as waiting:
         folder = waiting / "zeropoint-exported"

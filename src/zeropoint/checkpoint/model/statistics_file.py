@@ -19,12 +19,13 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 
 from ...codecs.containers.protocol import Row
 from ...codecs.containers.safetensors import SAFETENSORS
+from ...columns import MadeSequence
 from ...errors import CalibrationError, CheckpointError, all_of, printable
 from ...own_files import FileKind, OwnFile
 from ...stats import GramMatrix, MeanSquare, State, Statistics
@@ -121,7 +122,7 @@ class StatisticsDraft:
         return head.size
 
 
-class _Pieces(Sequence[bytes]):
+class _Pieces(MadeSequence[bytes]):
     """A head and the content of a file, in pieces."""
 
     def __init__(self, head: bytes, file: Any, size: int) -> None:
@@ -130,16 +131,8 @@ class _Pieces(Sequence[bytes]):
     def __len__(self) -> int:
         return 1 + -(-self._size // _PIECE)
 
-    @overload
-    def __getitem__(self, number: int) -> bytes: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[bytes]: ...
-    def __getitem__(self, number: int | slice) -> bytes | Sequence[bytes]:
+    def made(self, number: int) -> bytes:
         """Return a piece."""
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
-        if not 0 <= number < len(self):
-            raise IndexError(number)
         if not number:
             return self._head
         self._file.seek((number - 1) * _PIECE)

@@ -169,6 +169,10 @@ class CheckpointTokenizer:
                 folder, local_files_only=True, trust_remote_code=False
             )
             self.is_fast = self._own.is_fast is True
+            named = {*self._own.added_tokens_encoder, *self._own.all_special_tokens}
+            known = len(self._own.get_vocab().keys() - named)
+        if known < _FEWEST:  # transformers makes a tokenizer without its files, to which all text is unknown
+            raise UnsupportedError(f"{shown(source.given)} has no files of a tokenizer; {_NO_TOKENIZER}")
 
     def __call__(self, text: str, **options: bool) -> Mapping[str, Any]:
         """Return a text's tokens as ``input_ids``, and other requested outputs."""
@@ -178,6 +182,8 @@ class CheckpointTokenizer:
             return found
 
 
+_FEWEST = 2
+"""Tokens of a vocabulary besides special ones, at least: T5's has one without any file."""
 _NO_TOKENIZER = f"copy its files there, or give token ids in a {TEXT_OF_IDS} file"
 
 

@@ -38,20 +38,16 @@ class OpenFile(Protocol):
     @property
     def stamp(self) -> Stamp:
         """Its state when it was opened."""
-        ...
 
     @property
     def descriptor(self) -> int | None:
         """The descriptor of a local file, for calls of the operating system."""
-        ...
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill `buffer` from absolute `offset`; raises CheckpointError on failure."""
-        ...
 
     def close(self) -> None:
         """Close it; nothing is read afterwards."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

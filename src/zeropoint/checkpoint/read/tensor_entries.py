@@ -6,14 +6,14 @@ import operator
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from zeropoint.checkpoint.read.storage import Place
 from zeropoint.codecs.containers.protocol import Use
 from zeropoint.codecs.stored_forms import StoredForm
-from zeropoint.columns import Interned, StringTable, ordered
+from zeropoint.columns import Interned, MadeSequence, StringTable, ordered
 
 
 class Stack(NamedTuple):
@@ -193,22 +193,11 @@ class Entries(Mapping[str, TensorEntry]):
         return EntryValues(self)
 
 
-class EntryValues(ValuesView[TensorEntry], Sequence[TensorEntry]):
+class EntryValues(MadeSequence[TensorEntry], ValuesView[TensorEntry]):
     """Tensors of a table in order, each made on request."""
 
     _mapping: Entries
 
-    @overload
-    def __getitem__(self, at: int) -> TensorEntry: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[TensorEntry, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> TensorEntry | tuple[TensorEntry, ...]:
-        numbers = range(len(self._mapping))
-        if isinstance(at, slice):
-            return tuple(map(self._mapping.at, numbers[at]))
-        return self._mapping.at(numbers[at])
-
-    def __iter__(self) -> Iterator[TensorEntry]:
-        return map(self._mapping.at, range(len(self._mapping)))
+    def made(self, number: int) -> TensorEntry:
+        """Return a tensor."""
+        return self._mapping.at(number)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -32,7 +31,7 @@ from ...codecs.containers import CONTAINERS
 from ...columns import ordered
 from ...methods import NEAREST, Loss
 from ...schemes.scale_rules import SIGNED, Search
-from ..measure.tensor_error import TensorError
+from ..measure.tensor_error import TensorError, finite_number
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
 from ..plan.decisions import group_of
@@ -165,15 +164,10 @@ def _section(name: str, members: Iterable[tuple[str, Any]]) -> Iterator[str]:
 def _statistics(error: TensorError) -> dict[str, Any]:
     return {
         "values": error.values,
-        "relative": _number(error.relative),
-        "sqnr_db": _number(error.sqnr_db),
-        "largest": _number(error.largest),
+        "relative": finite_number(error.relative),
+        "sqnr_db": finite_number(error.sqnr_db),
+        "largest": finite_number(error.largest),
         "clipped": error.clipped,
         "zero_blocks": error.zero_blocks,
         "lost_blocks": error.lost_blocks,
     }
-
-
-def _number(value: float) -> float | None:
-    """Return a number that JSON holds; infinities become null."""
-    return value if math.isfinite(value) else None

@@ -15,7 +15,7 @@ from ...errors import (
     CheckpointError,
     printable,
 )
-from ..measure.tensor_error import TensorError
+from ..measure.tensor_error import TensorError, error_in
 from .units import Unit
 
 _MOST, _PARTS = 1e300, 64
@@ -84,45 +84,31 @@ class UnitResult:
 
 def _parsed_error(found: object, unit: Unit) -> TensorError | None:
     """Return the error in a document of :func:`dataclasses.asdict`; only weights have one."""
-    weight = unit.output
+    weight, error = unit.output, error_in(found)
     if weight.to is None and found is None:
         return None
-    match found:
-        case {
-            "values": int(values),
-            "squares": [*squares],
-            "errors": [*errors],
-            "largest": float(largest),
-            "clipped": int(clipped),
-            "zero_blocks": int(zero),
-            "lost_blocks": int(lost),
-        } if (
-            weight.to is not None
-            and values == unit.count * weight.line_values
-            and all(0 <= number <= values for number in (clipped, zero, lost))
-            and largest >= 0
-            and _is_sum(squares)
-            and _is_sum(errors)
-        ):
-            return TensorError(
-                values=values,
-                squares=tuple(squares),
-                errors=tuple(errors),
-                largest=largest,
-                clipped=clipped,
-                zero_blocks=zero,
-                lost_blocks=lost,
-            )
+    if (
+        error is not None
+        and weight.to is not None
+        and error.values == unit.count * weight.line_values
+        and all(
+            0 <= number <= error.values for number in (error.clipped, error.zero_blocks, error.lost_blocks)
+        )
+        and error.largest >= 0
+        and _is_sum(error.squares)
+        and _is_sum(error.errors)
+    ):
+        return error
     raise CheckpointError(f"a record of unit {unit.number} says of its error {printable(repr(found)[:80])}")
 
 
-def _is_sum(parts: list[object]) -> bool:
+def _is_sum(parts: tuple[float, ...]) -> bool:
     """Return whether parts are what :func:`exact_sum` gives of squares."""
-    if parts == [math.inf]:
+    if parts == (math.inf,):
         return True
     # Far from where sums of a few of them would overflow; squares of float32 stay below 1e78 each.
-    numbers = [part for part in parts if isinstance(part, float) and abs(part) < _MOST]
-    return len(numbers) == len(parts) <= _PARTS and math.fsum(numbers) >= 0
+    small = all(abs(part) < _MOST for part in parts)
+    return small and len(parts) <= _PARTS and math.fsum(parts) >= 0
 
 
 class UnitResults(MutableMapping[int, UnitResult]):

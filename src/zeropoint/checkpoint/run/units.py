@@ -11,9 +11,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
 
-from ...columns import LazySequence, StringTable, ordered
+from ...columns import LazySequence, MadeSequence, StringTable, ordered
 from ..measure.tiles import needs_extremes
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.output_tensors import Output, OutputTensor, unit_lines
@@ -89,7 +88,7 @@ class Unit:
         return Span(file=tensor.shard, tensor=tensor.name, begin=tensor.begin + begin, size=end - begin)
 
 
-class Units(Sequence[Unit]):
+class Units(MadeSequence[Unit]):
     """Units of a plan in the order of source bytes; companions last.
 
     nbytes: bytes of each, by number. What is kept of one is what it is about, where it begins, and how much
@@ -121,19 +120,6 @@ class Units(Sequence[Unit]):
     def __len__(self) -> int:
         return len(self._item)
 
-    @overload
-    def __getitem__(self, at: int) -> Unit: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Unit, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> Unit | tuple[Unit, ...]:
-        numbers = range(len(self))
-        return tuple(map(self._made, numbers[at])) if isinstance(at, slice) else self._made(numbers[at])
-
-    def __iter__(self) -> Iterator[Unit]:
-        return map(self._made, range(len(self)))
-
     def _order(self) -> array[int]:
         """Return the output numbers in shards, in the order of source bytes."""
         shard = {name: number for number, name in enumerate(self._plan.source.shards)}
@@ -162,7 +148,8 @@ class Units(Sequence[Unit]):
         path, size = self._files[number - len(outputs)]
         return Output.of_file(str(path), self._plan.source.root / path, size)
 
-    def _made(self, number: int) -> Unit:
+    def made(self, number: int) -> Unit:
+        """Return a unit."""
         return Unit(
             number=number,
             output=self._output(self._item[number]),

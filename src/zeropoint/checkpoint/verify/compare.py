@@ -10,11 +10,11 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 
-from ...columns import PackedBytes
+from ...columns import MadeSequence, PackedBytes
 from ...errors import CheckpointError, count, printable
 from ...progress import Progress
 from ...results import PROBLEMS, Result
@@ -60,7 +60,7 @@ class Compared:
         return self.pair.dtype is not torch.int64 and (quantized or self.equality.unequal > 0)
 
 
-class AllCompared(Sequence[Compared]):
+class AllCompared(MadeSequence[Compared]):
     """Results of pairs by number, each made on request."""
 
     def __init__(self, pairs: Pairs) -> None:
@@ -75,19 +75,9 @@ class AllCompared(Sequence[Compared]):
     def __len__(self) -> int:
         return len(self._pairs)
 
-    @overload
-    def __getitem__(self, at: int) -> Compared: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Compared, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> Compared | tuple[Compared, ...]:
-        numbers = range(len(self))[at]
-        if isinstance(numbers, range):
-            return tuple(self[number] for number in numbers)
-        return Compared(
-            pair=self._pairs[numbers], equality=self._equality(numbers), error=self._error(numbers)
-        )
+    def made(self, number: int) -> Compared:
+        """Unpack equality and error of a pair."""
+        return Compared(pair=self._pairs[number], equality=self._equality(number), error=self._error(number))
 
     def _equality(self, number: int) -> Equality:
         values, unequal, signs = _EQUALITY.unpack_from(self._packed[number])

@@ -11,11 +11,11 @@ import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 import torch
 
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...columns import MadeSequence
 from ...errors import count, printable
 from ..plan.as_loaded import as_loaded
 from ..plan.expert_matrices import WeightMatrix, matrices, with_stacks
@@ -165,7 +165,7 @@ def _held(weight: RowReader) -> str:
     return weight.entry.dtype if layer is None else f"{layer.weight} ({layer.layer.layout})"
 
 
-class Pairs(Sequence[Pair]):
+class Pairs(MadeSequence[Pair]):
     """Pairs of two checkpoints' tensors, and tensors without a counterpart.
 
     problems: what cannot be compared. notes: what one side alone has and need not have. Pairs lie in columns:
@@ -190,17 +190,9 @@ class Pairs(Sequence[Pair]):
     def __len__(self) -> int:
         return len(self._columns[0])
 
-    @overload
-    def __getitem__(self, at: int) -> Pair: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Pair, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> Pair | tuple[Pair, ...]:
-        numbers = range(len(self))[at]
-        if isinstance(numbers, range):
-            return tuple(self[number] for number in numbers)
-        *places, rows = (column[numbers] for column in self._columns)
+    def made(self, number: int) -> Pair:
+        """Return the two sides of a pair."""
+        *places, rows = (column[number] for column in self._columns)
         return Pair(a=self._rows_of(A, places[:3], rows), b=self._rows_of(B, places[3:], rows))
 
     def _rows_of(self, at: int, place: Sequence[int], rows: int) -> RowReader:

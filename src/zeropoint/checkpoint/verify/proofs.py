@@ -12,12 +12,11 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 import torch
 
 from ...codecs.tensor_fields import ROWS, WeightPart
-from ...columns import PackedBytes
+from ...columns import MadeSequence, PackedBytes
 from ...errors import ZeropointError
 from ...layout.blocks import reduce_blocks, spread_blocks
 from ...methods import Bound
@@ -52,7 +51,7 @@ class LayerProof:
         return f"{self.layer.module}: {'decoded' if self.error is None else self.error}"
 
 
-class Proofs(Sequence[LayerProof]):
+class Proofs(MadeSequence[LayerProof]):
     """Proofs of layers by number, each made on request."""
 
     def __init__(self, layers: Sequence[StoredLayer]) -> None:
@@ -69,16 +68,8 @@ class Proofs(Sequence[LayerProof]):
     def __len__(self) -> int:
         return len(self._layers)
 
-    @overload
-    def __getitem__(self, at: int) -> LayerProof: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[LayerProof, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> LayerProof | tuple[LayerProof, ...]:
-        if isinstance(at, slice):
-            return tuple(self[n] for n in range(*at.indices(len(self))))
-        number = range(len(self))[at]
+    def made(self, number: int) -> LayerProof:
+        """Unpack the proof of a layer."""
         packed = self._errors.get(number)
         error = None if packed is None else TensorError.unpack(packed)
         known = packed is not None and not math.isnan(self._of_bound[number])

@@ -30,7 +30,7 @@ from .onnx_graph import Initializer, constants, initializers, inlined, lifted, p
 from .onnx_running import layer_inputs
 from .onnx_session import session_error
 from .onnx_wire import INLINE, without_numbers
-from .protocol import Container, Found, GraphFiles, Head, Metadata, Read, Row, Use
+from .protocol import Container, Found, GraphFiles, Head, Metadata, Read, Row, Samples, Use
 
 
 class _DataType(NamedTuple):
@@ -115,7 +115,7 @@ class OnnxFiles(Container):
         return session_error(file)
 
     def layer_inputs(
-        self, files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
+        self, files: GraphFiles, modules: Collection[str], samples: Samples
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """See :class:`Container`: onnxruntime runs the model."""
         return layer_inputs(files, modules, samples)

@@ -15,7 +15,7 @@ from ...errors import CalibrationError, UnsupportedError, option, printable
 from ...libraries import reading
 from .onnx_graph import Initializer, Read, initializers, parsed, products
 from .onnx_session import has_runtime, opened
-from .protocol import GraphFiles
+from .protocol import GraphFiles, Samples
 
 DATA_INPUTS = {"Conv": (0,), "ConvTranspose": (0,), "Gemm": (0,), "MatMul": (1, 0)}
 """Data input of a node: the first, or the one that is not the weight."""
@@ -32,7 +32,7 @@ def data_of(each: Initializer) -> Iterator[tuple[Read, int]]:
 
 
 def layer_inputs(
-    files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
+    files: GraphFiles, modules: Collection[str], samples: Samples
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield modules with their inputs by batch; see :meth:`.protocol.Container.layer_inputs`."""
     if not has_runtime():
@@ -54,7 +54,7 @@ def layer_inputs(
     outputs = sorted(set[str]().union(*read.values()) - {each.name for each in inputs})
     for name in outputs:
         model.graph.output.add().name = name
-    batches = _batches(inputs, samples)
+    batches = _batches(inputs, samples([each.name for each in inputs]))
     with reading(*_PROBLEM, UnsupportedError):
         session = opened(model.SerializeToString(), files.folder)
     for batch in batches:

@@ -20,7 +20,6 @@ class Value(Protocol):
 
     def get(self) -> Scalar | Sequence[Scalar]:
         """Return it as a Python value."""
-        ...
 
 
 Scalar: TypeAlias = str | bool | int | float
@@ -96,6 +95,10 @@ class GraphFiles(NamedTuple):
     files: Mapping[str, str]
 
 
+Samples: TypeAlias = "Callable[[Sequence[str]], Mapping[str, torch.Tensor]]"
+"""From the names of a graph's inputs to a tensor (samples, ...) for each, or to one unnamed tensor."""
+
+
 class Container(Protocol):
     """A kind of file.
 
@@ -112,15 +115,12 @@ class Container(Protocol):
 
     def files(self, shards: Sequence[str]) -> list[str]:
         """Return the output file of each source shard."""
-        ...
 
     def nbytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         """Return a tensor's bytes; raises CheckpointError for a foreign dtype."""
-        ...
 
     def order(self, dtype: str) -> int:
         """Return the rank of a dtype; equal ranks lie by name."""
-        ...
 
     def parse(self, read: Read, size: int) -> tuple[list[Found], Metadata]:
         """Return the tensors of a file in byte order, and its metadata.
@@ -150,11 +150,10 @@ class Container(Protocol):
         return None
 
     def layer_inputs(
-        self, files: GraphFiles, modules: Collection[str], samples: Mapping[str, torch.Tensor]
+        self, files: GraphFiles, modules: Collection[str], samples: Samples
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield modules, each with its float32 input of a batch.
 
-        samples: (samples, ...) for each input of the graph by name, or one without a name for the only input.
         Raises CalibrationError for samples that are no inputs of the graph; UnsupportedError where no engine
         runs it here, and for a module whose inputs are not seen.
         """
@@ -165,4 +164,3 @@ class Container(Protocol):
 
         rows: those with data come first.
         """
-        ...

@@ -14,7 +14,6 @@ from ...formats import RoundingMode
 from ...formats.torch_dtypes import dtype_of, format_of
 from ...ops import linear
 from ...ops.lowering_refusals import element_refusal, rule_refusal
-from ...ops.preparation import FunctionKernel
 from ...ops.registry import HeldKernel, Kernel, Op, Request
 from ...params.arithmetic import multiplies, rounder
 from ...params.tensors import Params
@@ -50,7 +49,6 @@ class TritonBackend:
     rank = 5
 
     def refusal(self, request: Request) -> str | None:
-        """See :class:`zeropoint.ops.registry.Backend`."""
         missing = device_refusal(request.device)
         if missing is not None:
             return missing
@@ -74,8 +72,7 @@ class TritonBackend:
         return reason or self.refusal(input_request(request, 2))
 
     def prepare(self, request: Request) -> Kernel:
-        """See :class:`zeropoint.ops.registry.Backend`."""
-        return _Kernel(self.name, request)
+        return _Kernel(request)
 
 
 def device_refusal(device: torch.device) -> str | None:
@@ -156,19 +153,19 @@ def _launch_of(request: Request) -> Any:
     return _LAUNCHES[request.op](request)
 
 
-class _Kernel(FunctionKernel):
-    """Kernels of one request, held by plans where runs allocate nothing."""
+class _Kernel:
+    """Kernels of one request and its seed."""
 
-    def __init__(self, backend: str, request: Request) -> None:
+    def __init__(self, request: Request) -> None:
         self.launch, self._seeded = _launch_of(request.unseeded), {}
         if request.scheme.rounding.mode is RoundingMode.STOCHASTIC and request.op in _ROUNDING:
             self._seeded = {"seed": request.scheme.rounding.seed}
         run = getattr(self.launch, request.op.value)
-        super().__init__(backend, request, functools.partial(run, **self._seeded) if self._seeded else run)
+        self.run = functools.partial(run, **self._seeded) if self._seeded else run
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        return self.launch.hold(params, **self._seeded) or self.in_temporaries(params)
+    def hold(self, params: Params | None) -> HeldKernel | str:
+        held: HeldKernel | str = self.launch.hold(params, **self._seeded)
+        return held
 
 
 BACKEND = TritonBackend()

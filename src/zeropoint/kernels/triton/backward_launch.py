@@ -12,7 +12,7 @@ from ...ops.reference import float_bounds
 from ...ops.registry import HeldKernel, Request
 from ...params.tensors import Params
 from ...schemes import Scheme
-from .launches import Given, Launch
+from .launches import ALLOCATES, Given, Launch
 from .starts import Start, bits
 
 _WORDS = {2: torch.int16, 4: torch.int32}
@@ -35,7 +35,6 @@ class Backward:
         self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None, *,
         seed: int = 0,
     ) -> torch.Tensor:  # fmt: skip
-        """See :attr:`zeropoint.ops.registry.Op.FAKE_QUANTIZE_BACKWARD`."""
         out = torch.empty(x.shape, dtype=grad.dtype, device=x.device) if out is None else out
         if 0 not in x.shape:
             self._mask(self._launch.scales(params), grad, x, out, seed)
@@ -46,22 +45,24 @@ class Backward:
         gradient = grad.contiguous().view(words)
         self._start(bits(x), gradient, *given, self._ends, out.view(words), numbers=(seed,))
 
-    def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | None:
-        """Hold the kernel with its memory; None if the host makes factors."""
+    def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | str:
         if params is None and not self._launch.reads_scales:
-            return None
+            return ALLOCATES
         tables = self._launch.held_tables()
         own = None if params is None else [each.detach().clone() for each in params]
         given = None if own is None else self._launch.scales(own, tables)
 
-        def run(grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor) -> None:
+        def run(
+            grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor, params: Params | None = None
+        ) -> None:
             if 0 not in x.shape:
-                scales = self._launch.scales(params, tables) if given is None else given
+                scales = self._launch.scales(params or [], tables) if given is None else given
                 self._mask(scales, grad, x, out, seed)
 
         room = 0 if tables is None else tables.nbytes
-        kept = 0 if own is None else sum(each.nbytes for each in own) + room
-        return HeldKernel(run=run, workspace_bytes=room if own is None else 0, parameter_bytes=kept)
+        if own is None:
+            return HeldKernel(run=run, workspace_bytes=room)
+        return HeldKernel(run=run, parameter_bytes=sum(each.nbytes for each in own) + room)
 
 
 @functools.lru_cache(maxsize=256)

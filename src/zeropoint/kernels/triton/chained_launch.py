@@ -15,7 +15,7 @@ from ...params import arithmetic, chains
 from ...params.tensors import Params
 from ...schemes.scale_rules import Pick
 from .block_ends import Ends, block_ends, largest_of, ranges_of
-from .launches import Codes, Launch, zeros_of
+from .launches import ALLOCATES, Codes, Launch, zeros_of
 from .two_passes import new_notes
 
 
@@ -54,5 +54,5 @@ class ChainedLevels:
         arithmetic.require_chosen(scheme, found)
         return chains.choose(scheme, found)
 
-    def hold(self, _: Params | None, **__: int) -> None:
-        """Return nothing: levels are chosen in temporary tensors."""
+    def hold(self, _: Params | None, **__: int) -> str:
+        return ALLOCATES

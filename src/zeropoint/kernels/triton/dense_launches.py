@@ -41,18 +41,15 @@ class TritonDense:
     """The kernels as :class:`zeropoint.ops.registry.Dense`, for CUDA devices or Triton's interpreter."""
 
     def takes(self, x: torch.Tensor) -> bool:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         return device_refusal(x.device) is None
 
     def squares(self, x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         sums, (tokens, columns) = into.clone(memory_format=torch.contiguous_format), x.shape
         args = bits(x), sums, Tokens(tokens, columns, columns), _LANES, _RUN
         _launch("column_products.square_columns", -(-columns // _LANES), args, warps=1)
         return sums
 
     def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         left = _Columns(x)
         right = left if y is None else _Columns(y)
         plain = left.exponent == right.exponent == 0
@@ -63,7 +60,6 @@ class TritonDense:
         return sums if plain else into + sums * 2.0**left.exponent * 2.0**right.exponent
 
     def factor(self, h: torch.Tensor) -> TriangularFactors:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         size, device, lanes = len(h), h.device, max(BLOCK, _LANES)
         matrix, d = _transposed(h), h.new_zeros(size)
         failed = torch.full((1,), -1, dtype=torch.int32, device=device)
@@ -86,7 +82,6 @@ class TritonDense:
     def feed_back(
         self, weight: torch.Tensor, m: torch.Tensor, d: torch.Tensor, grid: Grid
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         own = _transposed(weight)
         rounding = _Rounding(FEED, grid)
         lines = _lines(own, own.clone(), torch.empty_like(own))
@@ -94,7 +89,6 @@ class TritonDense:
         return lines.found.T, lines.losses
 
     def substitute(self, y: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         numbers = _transposed(y)
         lines = _lines(numbers, numbers, torch.empty_like(numbers))
         _process(lines, m.contiguous(), lines.losses, _Rounding(SOLVE, None))
@@ -103,7 +97,6 @@ class TritonDense:
     def descend(
         self, weight: torch.Tensor, values: torch.Tensor, h: torch.Tensor, grid: Grid, sweeps: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         found, matrix, diagonal = _transposed(values), h.contiguous(), h.diagonal().contiguous()
         errors, moved = _transposed(weight) - found, torch.zeros(sweeps, dtype=torch.int64, device="cpu")
         columns, rows = found.shape

@@ -15,7 +15,7 @@ from ...layout import packing
 from ...ops import reference
 from ...ops.lowering import How, value_table
 from ...ops.reference_backend import filled
-from ...ops.registry import HeldKernel, Op, Request
+from ...ops.registry import HeldKernel, Op, Request, temporaries_of
 from ...params import arithmetic
 from ...params.effective import effective_offset, effective_scale
 from ...params.stored import load_scale
@@ -33,6 +33,7 @@ from .view_starts import Views, in_order
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
 Codes = tuple[torch.Tensor, Params]
+ALLOCATES = temporaries_of("triton")
 
 
 class Launch:
@@ -269,13 +270,13 @@ class Launch:
         else:
             tiled(words(x), *given, values, bits(out), numbers=(seed,))
 
-    def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | None:
-        """Hold kernels and memory, without waiting; None where some allocate."""
+    def hold(self, params: Params | None, seed: int = 0) -> HeldKernel | str:
+        """Hold kernels and memory, without waiting; see :class:`zeropoint.ops.registry.PlanKernel`."""
         op, device = self._request.op, self._request.device
         if op not in _HELD or (op is Op.QUANTIZE_DYNAMIC and not self._chooses_alone):
-            return None
+            return ALLOCATES
         if params is None and not self.reads_scales:
-            return None
+            return ALLOCATES
         own = None if params is None else [each.detach().clone() for each in params]
         x = self._views.planned(one_block=self._is_one_block)
         blocks = self.blocks_for(x) if op is Op.QUANTIZE_DYNAMIC else 0
@@ -286,19 +287,24 @@ class Launch:
         if self._empty:
             run = _nothing
         elif op is Op.QUANTIZE_DYNAMIC:
-            run = functools.partial(self._held_dynamic, notes, tables, seed)
+            run = functools.partial(self.choose_and_encode, notes=notes, tables=tables, seed=seed)
         elif own is None:
-            run = functools.partial(self._held_dequantize, tables)
+
+            def run(data: torch.Tensor, *, params: Params, out: torch.Tensor) -> None:
+                self._decode(data, self.scales(params, tables), out)
+
         else:
             tiled = self._start_for(x, op)
             run = self._held(tiled, self.scales(own, tables), notes, (seed,))
         reads, room = op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC), 0 if tables is None else tables.nbytes
         kept = 0 if own is None else sum(each.nbytes for each in own) + room
         return HeldKernel(
-            run=run, workspace_bytes=(notes.nbytes if reads else 0) + (room if own is None else 0),
-            parameter_bytes=kept, settle=functools.partial(_settle, notes) if reads else None,
+            run=run,
+            workspace_bytes=(notes.nbytes if reads else 0) + (room if own is None else 0),
+            parameter_bytes=kept,
+            settle=functools.partial(_settle, notes) if reads else None,
             strided=not x.is_contiguous(),
-        )  # fmt: skip
+        )
 
     def _held(
         self, tiled: Start | None, given: Given, notes: torch.Tensor, numbers: tuple[int, ...]
@@ -313,25 +319,13 @@ class Launch:
         values = value_table_on(self._request.scheme, self._request.device)
         if op is Op.FAKE_QUANTIZE:
             return HeldStart(tiled or self._fake_quantize, None, *given, values, None, numbers=numbers)
-        start = HeldStart(self._dequantize, None, *given, values, None)
-        return lambda data, _, out: start(data, out)
+        return HeldStart(self._dequantize, None, *given, values, None)
 
     @property
     def _chooses_alone(self) -> bool:
         """Whether kernels choose all scales without results on the host."""
         scheme = self._request.scheme
         return self.chooses and (len(scheme.scales) == 1 or self._tensor_rule is not None)
-
-    def _held_dynamic(
-        self, notes: torch.Tensor, tables: torch.Tensor | None, seed: int, x: torch.Tensor,
-        data: torch.Tensor, params: Params,
-    ) -> None:  # fmt: skip
-        self.choose_and_encode(x, (data, params), notes, tables=tables, seed=seed)
-
-    def _held_dequantize(
-        self, tables: torch.Tensor | None, data: torch.Tensor, params: Params, out: torch.Tensor
-    ) -> None:
-        self._decode(data, self.scales(params, tables), out)
 
     def packed(self, x: torch.Tensor) -> torch.Tensor:
         """Return memory for codes."""
@@ -404,7 +398,7 @@ class Launch:
 _HELD = (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC, Op.DEQUANTIZE, Op.FAKE_QUANTIZE)
 
 
-def _nothing(*_: object) -> None:
+def _nothing(*_: object, **__: object) -> None:
     """Run on a tensor without elements."""
 
 

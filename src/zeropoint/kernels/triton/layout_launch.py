@@ -58,7 +58,6 @@ class Layouts:
         self._request = request
 
     def join_blocks(self, struct: Struct, data: torch.Tensor, params: Params) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         *rows, width = grid_of(struct, self._request.shape)
         lines = data.new_empty((*rows, width * struct.nbytes))
         sources = [each.contiguous().view(torch.uint8) for each in (data, *params)]
@@ -67,7 +66,6 @@ class Layouts:
         return lines
 
     def split_blocks(self, struct: Struct, lines: torch.Tensor) -> tuple[torch.Tensor, Params]:
-        """See :class:`zeropoint.ops.registry.Op`."""
         scheme, shape = self._request.scheme, self._request.shape
         data = lines.new_empty(code_rows.packed_shape(scheme, shape))
         kinds = parameter_tensors(scheme, shape, self._request.own_dtype)
@@ -78,7 +76,6 @@ class Layouts:
         return data, params
 
     def to_lines(self, order: WordLines, data: torch.Tensor) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         rows, width = data.shape
         if order.places:
             groups = rows // len(order.places)
@@ -91,7 +88,6 @@ class Layouts:
         return lines
 
     def from_lines(self, order: WordLines, lines: torch.Tensor) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         count, words = lines.shape
         if order.places:
             shape = words * len(order.places), count // 2

@@ -91,9 +91,7 @@ class LinearCodes:
         given = self.weight.given._replace(cut=shape)
         return Start("code_products.multiply_codes", tiles._replace(shape=shape), given)
 
-    def _coded(
-        self, x: torch.Tensor, params: Params | None
-    ) -> tuple[torch.Tensor, Params, torch.Tensor]:  # fmt: skip
+    def _coded(self, x: torch.Tensor, params: Params | None) -> tuple[torch.Tensor, Params, torch.Tensor]:
         """Return codes and parameters of (tokens, cols), and notes: see :func:`.two_passes.new_notes`."""
         launch, data = self._input(len(x)), torch.empty_like(x, dtype=torch.uint8)
         seed = self._source.rounding.seed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...ops.registry import Request
+from .piece_cuts import covering_power
 
 FEW = 16
 """Tokens up to which programs have few rows, and slices of their columns: more programs read the weight."""
@@ -71,7 +72,7 @@ def value_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
     """Return the tiles of products with values of the weight."""
     if tokens <= FEW:
         return _few(request, tokens, 64, bias=bias, paired=_paired(request))
-    across = min(WIDE, _power(tokens))
+    across = min(WIDE, covering_power(tokens))
     warps = 8 if across == WIDE else 4
     return layer_tiles(request, tokens, Shape(64, across, 1, 64, warps), bias=bias)
 
@@ -84,7 +85,7 @@ def code_tiles(request: Request, tokens: int, *, bias: bool) -> LayerTiles:
     if tokens <= FEW:
         return _few(request, tokens, width, bias=bias)
     if tokens <= WIDE // 2:
-        return layer_tiles(request, tokens, Shape(64, _power(tokens), 1, width, 4), bias=bias)
+        return layer_tiles(request, tokens, Shape(64, covering_power(tokens), 1, width, 4), bias=bias)
     return layer_tiles(request, tokens, Shape(WIDE, WIDE, 1, width, 8), bias=bias)
 
 
@@ -105,14 +106,9 @@ def _paired(request: Request) -> bool:
     return request.scheme.bits == 4 and request.dtype.itemsize == 2 and even
 
 
-def _power(count: int) -> int:
-    """Return the least power of two that is no smaller."""
-    return 1 << max(0, count - 1).bit_length()
-
-
 def _few(request: Request, tokens: int, width: int, *, bias: bool, paired: bool = False) -> LayerTiles:
     """Tiles of few rows, with a column slice for each warp."""
-    slices = min(8, _power(-(-request.shape[1] // width)))
+    slices = min(8, covering_power(-(-request.shape[1] // width)))
     return layer_tiles(
         request, tokens, Shape(NARROW, NARROW, slices, width, slices), bias=bias, paired=paired
     )
@@ -120,7 +116,7 @@ def _few(request: Request, tokens: int, width: int, *, bias: bool, paired: bool 
 
 def layer_tiles(
     request: Request, tokens: int, tile: Shape, *, bias: bool, paired: bool = False
-) -> LayerTiles:  # fmt: skip
+) -> LayerTiles:
     """Return the tiles of a shape. bias, paired: as in :class:`LayerShape`."""
     (rows, cols), blocks = request.shape, request.scheme.granularity
     grid, (block_rows, block) = blocks.grid(request.shape), blocks.block_shape(request.shape)

@@ -37,7 +37,6 @@ class ErrorMeasure:
         return Start("part_errors.measure_pieces", cut, constants._replace(extent=code_extent(scheme)))
 
     def measure(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> RowErrors:
-        """See :attr:`zeropoint.ops.registry.Op.MEASURE`."""
         shape, rows = self._request.shape, math.prod(self._request.shape[:-1])
         if 0 in shape:
             none = np.zeros(rows)

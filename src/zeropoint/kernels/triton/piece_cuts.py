@@ -67,7 +67,7 @@ def pieces_of(
     *,
     joins: bool = True,
     each: int = PER_THREAD,
-) -> Pieces | str:  # fmt: skip
+) -> Pieces | str:
     """Pieces of a tensor with codes of ``width`` bits, or why none.
 
     joins: whether rows may be joined. each: pieces of a thread.
@@ -96,9 +96,14 @@ def pieces_of(
     return Pieces(cut=cut, shape=made, programs=rows * tiles, warps=warps)
 
 
+def covering_power(count: int) -> int:
+    """Return the least power of two that is no smaller."""
+    return 1 << max(0, count - 1).bit_length()
+
+
 def _size(count: int, each: int) -> tuple[int, int]:
     """Program's share of ``count``, a power of two, and warps; each: thread's."""
-    size = min(32 * WARPS * each, max(32, 1 << max(0, count - 1).bit_length()))
+    size = min(32 * WARPS * each, max(32, covering_power(count)))
     return size, max(1, size // (32 * each))
 
 
@@ -133,6 +138,8 @@ def small_blocks_of(granularity: Granularity, shape: tuple[int, ...], width: int
     pieces, lanes = math.prod(shape) // PIECE, block // PIECE // vectors
     threads, warps = _size(max(lanes, pieces // vectors), PER_THREAD // vectors)
     return SmallBlocks(
-        cut=pieces, shape=BlockShape(threads=threads, vectors=vectors, lanes=lanes),
-        programs=-(-pieces // (threads * vectors)), warps=warps,
-    )  # fmt: skip
+        cut=pieces,
+        shape=BlockShape(threads=threads, vectors=vectors, lanes=lanes),
+        programs=-(-pieces // (threads * vectors)),
+        warps=warps,
+    )

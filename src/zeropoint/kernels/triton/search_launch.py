@@ -15,7 +15,7 @@ from ...params.scale_windows import block_length, has_window
 from ...params.tensors import Params
 from .block_ends import Ends
 from .fit_launch import ScaleFit, fits
-from .launches import Codes, Launch
+from .launches import ALLOCATES, Codes, Launch
 from .sweep_launch import LONGEST, SHORTEST, ScaleSweep
 from .two_passes import new_notes
 
@@ -53,7 +53,6 @@ class SearchedScales:
     def search_params(
         self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None
     ) -> Params:
-        """See :attr:`zeropoint.ops.registry.Op.SEARCH_PARAMS`."""
         return self._search.search_params(x, params, importance)
 
     def choose_params(self, x: torch.Tensor, extremes: Ends = None) -> Params:
@@ -70,16 +69,16 @@ class SearchedScales:
             self._start.quantize(x, params, data)
         return data, params
 
-    def hold(self, params: Params | None) -> HeldKernel | None:
-        """Hold kernels and memory; None where a search allocates temporaries."""
-        started = None if isinstance(self._search, ScaleFit) else self._start.hold(params)
-        if started is None or 0 in self._start.shape:
+    def hold(self, params: Params | None) -> HeldKernel | str:
+        started = ALLOCATES if isinstance(self._search, ScaleFit) else self._start.hold(params)
+        if isinstance(started, str) or 0 in self._start.shape:
             return started
         room, tables = self._search.room(), self._start.held_tables()
         notes = new_notes(room[0].device)
 
-        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
-            started.run(x, data, params)
+        def run(x: torch.Tensor, *, out: Codes) -> None:
+            started.run(x, out=out)
+            data, params = out
             self._search.improve(x, params, room)
             self._start.encode(x, self._start.scales(params, tables), data, notes)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...layout.blocks import row_mapping
 from ...schemes import Granularity
+from .piece_cuts import covering_power
 
 LONGEST = 32768
 """Elements of the longest segment: a program holds a segment in registers."""
@@ -83,10 +84,11 @@ def segments_of(granularity: Granularity, shape: tuple[int, ...], width: int) ->
     if per_row > 1 and length * width % 8:
         return f"blocks of {length} codes of {width} bits do not end on bytes"
     rows, row_bytes = math.prod(shape[:-1]), -(-cols * width // 8)
-    size = max(SHORTEST, 1 << max(0, length - 1).bit_length())
+    size = max(SHORTEST, covering_power(length))
     cut = SegmentCut(rows * per_row, per_row, length, cols, row_bytes, block, row_blocks, *mapping)
     whole = cut.row_div == 1 and cut.row_mod >= rows
     return Segments(
-        cut=cut, shape=SegmentShape(size, max(1, TILE // size), length == size and cols % length == 0),
+        cut=cut,
+        shape=SegmentShape(size, max(1, TILE // size), length == size and cols % length == 0),
         own=whole and row_blocks == per_row,
-    )  # fmt: skip
+    )

@@ -106,8 +106,8 @@ class Start:
 class HeldStart:
     """A launch with fixed tensors, except for each call's own.
 
-    tensors: those that stay, and None in the places of the others, whose dtypes never change. numbers: what
-    the kernel takes after tensors.
+    tensors: those that stay, and None in the places of the others, inputs and then the result, whose dtypes
+    never change. numbers: what the kernel takes after tensors.
     """
 
     def __init__(self, start: Start, *tensors: torch.Tensor | None, numbers: tuple[int, ...] = ()) -> None:
@@ -115,9 +115,9 @@ class HeldStart:
         self._places = [0 if each is None else each.data_ptr() for each in tensors]
         self._open = [at for at, each in enumerate(tensors) if each is None]
 
-    def __call__(self, *given: torch.Tensor) -> None:
+    def __call__(self, *inputs: torch.Tensor, out: torch.Tensor) -> None:
         """Start the kernel on the stream of the caller."""
-        places = self._places.copy()
+        places, given = self._places.copy(), (*inputs, out)
         for at, each in zip(self._open, given, strict=True):
             places[at] = each.data_ptr()
         if not self._start.start_at(places, self._numbers):

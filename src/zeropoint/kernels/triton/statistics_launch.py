@@ -10,6 +10,7 @@ import torch
 from ...layout.runs import Runs
 from ...ops.registry import Extremes
 from .backend import device_refusal
+from .piece_cuts import covering_power
 from .starts import bits, on_device, program
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,43 +73,33 @@ def lines_of(runs: Runs, width: int = 1, each: int = _EACH) -> StatisticLines:
     tile = 128 * each
     across = runs.inner == 1 and runs.blocks > 1
     lines, length = (runs.blocks, runs.outer) if across else (runs.outer * runs.blocks, runs.inner)
-    many = min(_power(lines), _COLUMNS) if across else 1
-    size = min(_power(length), tile // many)
-    many = min(_power(lines), tile // size)
+    many = min(covering_power(lines), _COLUMNS) if across else 1
+    size = min(covering_power(length), tile // many)
+    many = min(covering_power(lines), tile // size)
     groups, tiles = -(-lines // many), -(-length // size)
     turns = min(tiles, _MOST_TURNS, max(1, groups * tiles // _PROGRAMS))
     turns = 1 << (turns.bit_length() - 1)
     parts = -(-tiles // turns)
-    copies = max(1, min(_COPIES, _COPIED // _power(width)) // _power(runs.blocks))
-    copies = min(copies, _power(groups * parts))
+    copies = max(1, min(_COPIES, _COPIED // covering_power(width)) // covering_power(runs.blocks))
+    copies = min(copies, covering_power(groups * parts))
     return StatisticLines(
         cut=LineCut(lines, length, runs.blocks, parts),
-        shape=LineShape(
-            many=many, size=size, turns=turns, across=across, copies=min(copies, _power(groups * parts))
-        ),
+        shape=LineShape(many=many, size=size, turns=turns, across=across, copies=copies),
         programs=groups * parts,
         warps=max(1, many * size // (32 * each)),
     )
-
-
-def _power(number: int) -> int:
-    """Return the next power of two."""
-    return 1 << max(0, number - 1).bit_length()
 
 
 class TritonCounter:
     """The kernels as :class:`zeropoint.ops.registry.Counter`, on CUDA devices or in Triton's interpreter."""
 
     def takes(self, x: torch.Tensor) -> bool:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         return x.dtype in _DTYPES and device_refusal(x.device) is None
 
     def extremes(self, x: torch.Tensor, runs: Runs) -> Extremes:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         return _run("line_extremes", x, lines_of(runs))
 
     def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         width = 2 * (255 << mantissa_bits)
         lines = lines_of(runs, width)
         short = lines.shape.copies > 1 and x.numel() < 1 << 31
@@ -117,7 +108,6 @@ class TritonCounter:
         return found, counts.sum(0) if lines.shape.copies > 1 else counts[0]
 
     def sums(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         lines = lines_of(runs, LIMBS, _EACH_OF_SUMS)
         limbs, counts = _zeros(x, lines, LIMBS), _zeros(x, lines, 1)
         reach = 63 - 24 - (lines.shape.size.bit_length() - 1)

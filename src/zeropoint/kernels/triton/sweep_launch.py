@@ -134,7 +134,6 @@ class ScaleSweep:
     def search_params(
         self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None
     ) -> Params:
-        """See :attr:`zeropoint.ops.registry.Op.SEARCH_PARAMS`."""
         require_parameters(self._scheme, params, self._request.shape)
         start, *coarser = params
         found = start.contiguous().clone()

@@ -9,16 +9,12 @@ from ....ops.registry import Kernel, Op, Request
 from ....params.arithmetic import multiplies, rounder
 from . import (
     block_searches,
-    block_structs,
     chained,
-    lines_of_words,
+    layout_calls,
+    linear,
     lookups,
     parameter_searches,
-    rounded_blocks,
 )
-from . import linear_codes as linear
-from . import linear_values as values
-from . import table_searches as tables
 from .operators import (
     BackwardKernel,
     ChooseParamsKernel,
@@ -49,20 +45,20 @@ class CpuBackend:
             return None if digits is None else self.refusal(digits)
         element = request.scheme.element
         if element.per_scale > 1:
-            return tables.refusal(request)
-        if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS) and block_structs.takes(element):
+            return parameter_searches.table_refusal(request)
+        if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS) and layout_calls.takes(element):
             return None
         if element.per_code > 1:
             return f"{element.kind} codes, of several values each, are known to the reference alone"
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
         if request.op in (Op.TO_LINES, Op.FROM_LINES):
-            return lines_of_words.refusal(request)
+            return layout_calls.lines_refusal(request)
         if request.op is Op.LINEAR:
-            return linear.refusal(request)
+            return linear.codes_refusal(request)
         if request.op is Op.LINEAR_VALUES:
-            return values.refusal(request)
-        if request.op is Op.QUANTIZE_DYNAMIC and rounded_blocks.takes(request):
+            return linear.values_refusal(request)
+        if request.op is Op.QUANTIZE_DYNAMIC and block_searches.rounds(request):
             return None
         if request.dtype not in KINDS or request.own_dtype not in KINDS:
             return f"{request.dtype} is computed in float64"
@@ -80,16 +76,15 @@ class CpuBackend:
         return view if isinstance(view, str) else None
 
     def prepare(self, request: Request) -> Kernel:
-        """See :class:`zeropoint.ops.registry.Backend`."""
-        if request.op is Op.QUANTIZE_DYNAMIC and rounded_blocks.takes(request):
-            return rounded_blocks.RoundedBlocksKernel(request)
+        if request.op is Op.QUANTIZE_DYNAMIC and block_searches.rounds(request):
+            return block_searches.RoundedBlocksKernel(request)
         if lookups.takes(request):
             digits = lookups.single(request)
             if digits is not None:
                 return lookups.DigitsKernel(request, self.prepare(digits))
             return _LOOKUPS[request.op](request)
         if request.scheme.element.per_scale > 1:
-            return tables.TableSearchKernel(request)
+            return parameter_searches.TableSearchKernel(request)
         if chained.codes_of(request) is not None:
             return chained.ChainedKernel(request)
         return _KERNELS[request.op](request)
@@ -109,13 +104,13 @@ _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.FAKE_QUANTIZE_BACKWARD: BackwardKernel,
     Op.SEARCH: block_searches.SearchKernel,
     Op.SEARCH_PARAMS: parameter_searches.SearchParamsKernel,
-    Op.JOIN_BLOCKS: block_structs.JoinKernel,
-    Op.SPLIT_BLOCKS: block_structs.SplitKernel,
-    Op.TO_LINES: lines_of_words.LinesKernel,
-    Op.FROM_LINES: lines_of_words.LinesKernel,
+    Op.JOIN_BLOCKS: layout_calls.JoinKernel,
+    Op.SPLIT_BLOCKS: layout_calls.SplitKernel,
+    Op.TO_LINES: layout_calls.LinesKernel,
+    Op.FROM_LINES: layout_calls.LinesKernel,
     Op.MEASURE: MeasureKernel,
     Op.LINEAR: linear.LinearKernel,
-    Op.LINEAR_VALUES: values.ValueKernel,
+    Op.LINEAR_VALUES: linear.ValueKernel,
 }
 
 BACKEND = CpuBackend()

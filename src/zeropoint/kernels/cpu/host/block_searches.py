@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from ....errors import RangeError
 from ....layout import code_rows
+from ....ops import reference
 from ....ops.ggml import block_types, super_blocks
 from ....ops.ggml.block_columns import SUPER
 from ....ops.ggml.searches import IMPORTANT
 from ....ops.reference import require_finite
+from ....ops.reference_backend import filled
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
+from ....schemes import Scheme
 from ..block_entries import round_plain, row_squares, search_minima, search_plain, search_signed
 from ..least_error import plain
 from ..least_error.line_search import Tries
@@ -29,9 +35,10 @@ from .arrays import NO_BYTES, NO_FLOATS, flat_array
 from .views import KINDS
 
 _MINIMA = {
-    "q2_k": (super_blocks.Q2_K, NIBBLES), "q4_k": (super_blocks.Q4_K, OVERLAID),
+    "q2_k": (super_blocks.Q2_K, NIBBLES),
+    "q4_k": (super_blocks.Q4_K, OVERLAID),
     "q5_k": (super_blocks.Q5_K, CLAMPED),
-}  # fmt: skip
+}
 _SIGNED = ("q3_k", "q6_k", "iq4_xs")
 _PLAIN = {
     "q4_0": (plain.SYMMETRIC, 32, 8), "q5_0": (plain.SYMMETRIC, 32, 16), "q4_1": (plain.AFFINE, 32, 15),
@@ -169,3 +176,57 @@ def _integers(levels: torch.Tensor) -> Any:
     """Numbers of a level as bytes, or as bits of float16."""
     array = flat_array(levels)
     return array.view(np.uint16) if levels.dtype is torch.float16 else array
+
+
+_TYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+_BLOCK = 32
+
+
+@functools.lru_cache(maxsize=256)
+def _rounds(scheme: Scheme) -> bool:
+    name = block_types.type_of(scheme)
+    return name in _TYPES and scheme == Scheme.parse(name)
+
+
+def rounds(request: Request) -> bool:
+    """Whether the kernels round the blocks of a request, without a search."""
+    return (
+        request.dtype in KINDS
+        and request.own_dtype in KINDS
+        and _rounds(request.scheme)
+        and block_types.refusal(request.scheme, request.shape) is None
+    )
+
+
+class RoundedBlocksKernel:
+    """Parameters and codes of blocks of types that need no search.
+
+    The bytes are the reference's wherever no number of a block is zero as it is stored. The reciprocal of a
+    scale that is may be infinite, and of minima of both signs llama.cpp takes the first; the reference rounds
+    such blocks.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._search = request, SearchKernel(request)
+
+    def run(
+        self, x: torch.Tensor, out: Codes | None = None, extremes: tuple[float, float] | None = None
+    ) -> Codes:
+        """See :class:`zeropoint.ops.registry.Op`; what the kernels refuse, the reference names."""
+        scheme, state = self._request.scheme, None
+        data, params = own = self._search.memory(x.dtype) if out is None else out
+        if extremes is None:
+            with contextlib.suppress(RangeError):
+                state = self._search.fill(x, None, own)
+        if state is None:
+            return filled(own, *reference.quantize_dynamic(x, scheme, extremes))
+        if state != OK:
+            zero = functools.reduce(torch.bitwise_or, ((level == 0).reshape(-1) for level in params))
+            codes, stored = reference.quantize_dynamic(x.detach().reshape(-1, _BLOCK)[zero], scheme)
+            data.view(-1, codes.shape[-1])[zero] = codes
+            for level, numbers in zip(params, stored, strict=True):
+                level.view(-1)[zero] = numbers.view(-1)
+        return own
+
+    def hold(self, _: Params | None) -> str:
+        return "blocks of llama.cpp's types are rounded in memory of each call"

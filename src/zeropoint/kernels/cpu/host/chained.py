@@ -12,15 +12,18 @@ and whatever it refuses is left to the reference, which says why.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from ....errors import ShapeError, ZeropointError
 from ....formats import get_format
+from ....formats.torch_dtypes import dtype_of, format_of
 from ....layout import packing
-from ....layout.blocks import signed_largest, spread_blocks
+from ....layout.blocks import exact_sum, signed_largest, spread_blocks
 from ....ops import lowering, reference
 from ....ops.chain_levels import Lowered, lowered_chain
 from ....ops.lowering import Offset, code_order
@@ -28,26 +31,29 @@ from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Op, Request
 from ....ops.threads import share
 from ....params import arithmetic, chains
-from ....params.arithmetic import Ranges
+from ....params.arithmetic import Ranges, rounder
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
-from ....schemes.dialects import ZEROPOINT
-from ....schemes.scale_rules import Pick
-from .. import entries
-from ..encode.chained_rows import BLOCKS, RUN, ChainedArrays
+from ....schemes.dialects import ZEROPOINT, SmallScales
+from ....schemes.scale_rules import Pick, Store
+from .. import entries, lookup_entries
+from ..encode.chained_rows import BLOCKS, LEVELS, RUN, ChainedArrays, LevelArrays
 from ..machine import descriptor as k
 from ..machine.descriptor import Descriptor
 from ..machine.named_records import pack
 from ..machine.tile import TILE
 from . import memory
-from .arrays import NO_FLOATS, flat_array
-from .chain_records import ChainRecords
-from .late_levels import late_call
+from .arrays import NO_BYTES, NO_FLOATS, flat_array
+from .calls import OnePass, ScaleMemory, one_pass
 from .operators import QuantizeKernel
 from .statistics import Ends, block_extremes
 from .views import KINDS, View, view_of
 
 Codes = tuple[torch.Tensor, Params]
+_LOST = SmallScales(of_zeros=math.inf, least=0.0)
+"""Blocks of zeros have infinite scales, which give the code of zero."""
+_WORK = 8
+"""Elements whose encoding takes as long as storing one scale."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -84,7 +90,6 @@ class ChainedKernel:
         self._fused = fused_call(*found) or late_call(request.scheme, asked.scheme, *found[1:])
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """See :class:`zeropoint.ops.registry.Op`."""
         scheme = self._request.scheme
         if self._fused is not None and extremes is None:
             out = self._fused.empty() if out is None else out
@@ -112,15 +117,10 @@ class ChainedKernel:
         given = [scale] if chosen.zero_point is None else [scale, chosen.zero_point]
         return self._codes.run(values, given), [*chosen.tensors]
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-
-        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
-            self.run(x, (data, params))
-
-        reason = f"{self._request.scheme.chained} are chosen in memory of each call"
-        takes = self._fused is None or self._fused.allocates
-        return HeldKernel(run=run, workspace_bytes=0, allocates=reason if takes else None)
+    def hold(self, _: Params | None) -> HeldKernel | str:
+        if self._fused is None or self._fused.allocates:
+            return f"{self._request.scheme.chained} are chosen in memory of each call"
+        return HeldKernel(run=self.run)
 
 
 class FusedCall:
@@ -210,3 +210,86 @@ def _signed(x: torch.Tensor, blocks: Granularity, low: torch.Tensor, high: torch
         else:
             largest = torch.where(tied, signed_largest(x, blocks).float(), largest)
     return largest
+
+
+class LateCall:
+    """Calls on ``shape``: one pass writes codes, another stores scales.
+
+    Schemes that store scales minus their mean have codes under the scales themselves.
+
+    width: numbers that are stored together: whole blocks of all levels, or a row.
+    """
+
+    allocates = True
+
+    def __init__(
+        self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, call: OnePass,
+        records: ChainRecords, width: int,
+    ) -> None:  # fmt: skip
+        self._call, self._records, self._width = call, records, width
+        self._made = parameter_tensors(scheme, shape, dtype)
+        self._bytes = packing.packed_shape(shape, scheme.bits)
+
+    def empty(self) -> Codes:
+        """Return memory for a result."""
+        params = [torch.empty(grid, dtype=dtype, device="cpu") for grid, dtype in self._made]
+        return memory.empty(self._bytes, torch.uint8), params
+
+    def run(self, x: torch.Tensor, out: Codes) -> int:
+        """Write codes and parameters; after another state than OK they mean nothing."""
+        data, params = out
+        found = self._call.scales.empty()
+        state = self._call.run(x, data, found, ScaleMemory(self._call.scales))
+        if state != k.OK:
+            return state
+        numbers: Any = flat_array(found[0])
+        numbers[np.isinf(numbers)] = 0
+        center = np.float32(exact_sum(numbers) / numbers.size)
+        params[-1].fill_(float(center))
+        levels = self._records.arguments(params[:-1])
+        args = numbers, levels, center, np.uint64(self._width)
+        runs = -(-numbers.size // self._width)
+        return share(lookup_entries.store_levels, args, runs, numbers.size * _WORK)
+
+
+@functools.lru_cache(maxsize=1024)
+def late_call(scheme: Scheme, single: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> LateCall | None:
+    """Return the call, or None where levels are chosen otherwise.
+
+    single: the scheme of the same codes under one level of float32 scales.
+    """
+    fine, center, own = scheme.scales[0], scheme.center, format_of(dtype)
+    kept = fine.stores(Store.LATE) and fine.picks(Pick.LARGEST) and len(scheme.scales) > 1
+    plain = not scheme.offsets and scheme.zero_point is ZeroPoint.NONE and rounder(single, dtype) is None
+    if center is None or not (kept and plain and _is_a_mean(center, own)):
+        return None
+    as_they_are = replace(single, dialect=replace(single.dialect, small_scales=_LOST))
+    call = one_pass(as_they_are, shape, dtype)
+    found = lowered_chain(replace(scheme, center=None), shape, dtype)
+    if call is None or isinstance(found, str):
+        return None
+    per, row = found.chain.run // scheme.row_block(shape), scheme.granularity.grid(shape)[-1]
+    width = BLOCKS // per * per if row % per == 0 else row
+    return LateCall(scheme, shape, dtype, call, ChainRecords(found), width) if 0 < width <= BLOCKS else None
+
+
+def _is_a_mean(center: ScaleLevel, own: Any) -> bool:
+    """Return whether a center is the float32 mean of all numbers."""
+    return center.granularity == Granularity.tensor() and dtype_of(center.format_for(own)) is torch.float32
+
+
+class ChainRecords:
+    """The constants of a chain."""
+
+    def __init__(self, found: Lowered) -> None:
+        self._chain, self._levels = pack(found.chain), pack(*found.levels)
+        kinds = np.int32, np.float32, np.uint8
+        ladder = (np.array(part or [0], kind) for part, kind in zip(found.ladder, kinds, strict=True))
+        self._ladder = (*ladder,)
+        self._count = len(found.levels)
+
+    def arguments(self, params: Params) -> tuple[Any, ...]:
+        """Fields of :class:`..encode.chained_rows.LevelArrays` that write the first tensors of ``params``."""
+        levels: list[Any] = [flat_array(level).view(np.uint8) for level in params[: self._count]]
+        levels += [NO_BYTES] * (LEVELS - len(levels))
+        return (*LevelArrays(chain=self._chain, levels=self._levels, ladder=self._ladder, outs=(*levels,)),)

@@ -26,11 +26,9 @@ class CpuCounter:
     """The kernels as :class:`zeropoint.ops.registry.Counter`: float32, bfloat16 and float16 of the host."""
 
     def takes(self, x: torch.Tensor) -> bool:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         return x.device.type == "cpu" and x.dtype in KINDS
 
     def extremes(self, x: torch.Tensor, runs: Runs) -> Extremes:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         data, cut = flat_array(x), _cut(runs, x.numel())
         ends = np.empty((2, cut.blocks), np.int32)
         lows, highs = ends
@@ -43,7 +41,6 @@ class CpuCounter:
         return _values(ends, runs, x.dtype)
 
     def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         data, cut = flat_array(x), _cut(runs, x.numel())
         shape = _shape(cut, x)._replace(shift=int(FRACTION_BITS) - mantissa_bits)
         keys, width = 512 << mantissa_bits, 255 << mantissa_bits
@@ -62,7 +59,6 @@ class CpuCounter:
         return found, _merged(counts, runs, 2 * width)
 
     def sums(self, x: torch.Tensor, runs: Runs) -> tuple[Extremes, torch.Tensor, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Counter`."""
         data, cut = flat_array(x), _cut(runs, x.numel())
         shape = pack(_shape(cut, x))
         limbs, counts = np.zeros(cut.blocks * int(LIMBS), np.int64), np.zeros(cut.blocks, np.int64)

@@ -29,11 +29,9 @@ class CpuDense:
     """The kernels as :class:`zeropoint.ops.registry.Dense`, for tensors of the host."""
 
     def takes(self, x: torch.Tensor) -> bool:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         return x.device.type == "cpu"
 
     def squares(self, x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         sums, columns = into.clone(), x.shape[1]
         shape = RowsOfColumns(kind=KINDS[x.dtype], rows=len(x), columns=columns)
         args = flat_array(x), pack(shape), sums.numpy()
@@ -41,7 +39,6 @@ class CpuDense:
         return sums
 
     def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         height, width = into.shape
         most = max(1, _PACKED // (max(height, width, PANEL) * grams.CHUNK)) * grams.CHUNK
         left = _Columns(x, most)
@@ -63,7 +60,6 @@ class CpuDense:
         return found.contiguous() if plain else into + found * 2.0**left.exponent * 2.0**right.exponent
 
     def factor(self, h: torch.Tensor) -> TriangularFactors:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         size, m = len(h), h.clone(memory_format=torch.contiguous_format)
         d = torch.zeros(size, dtype=torch.float64, device="cpu")
         flat, pivots = _doubles(m), _doubles(d)
@@ -87,13 +83,11 @@ class CpuDense:
     def feed_back(
         self, weight: torch.Tensor, m: torch.Tensor, d: torch.Tensor, grid: Grid
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         panels = _panels(weight)
         found, losses = _fed(panels, panels.clone(), (m, d), _Rounding(grid))
         return _from_panels(found, weight), losses[: len(weight)]
 
     def substitute(self, y: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         numbers = _panels(y)
         found, _ = _fed(torch.zeros_like(numbers), numbers, (m, y.new_zeros(len(m))), _Rounding(None))
         return _from_panels(found, y)
@@ -101,7 +95,6 @@ class CpuDense:
     def descend(
         self, weight: torch.Tensor, values: torch.Tensor, h: torch.Tensor, grid: Grid, sweeps: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :class:`zeropoint.ops.registry.Dense`."""
         own, found = _panels(weight), _panels(values)
         products, rounding, count = torch.zeros_like(own), _Rounding(grid), len(own)
         work, diagonal = own.numel() * rows.BLOCK, h.diagonal().contiguous()

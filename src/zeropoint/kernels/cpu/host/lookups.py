@@ -18,7 +18,7 @@ from ....formats.codes import decode, decode_runs, encode_codebook
 from ....layout import code_rows, packing
 from ....ops import reference
 from ....ops.reference_backend import filled
-from ....ops.registry import HeldKernel, Op, Request
+from ....ops.registry import Op, Request
 from ....ops.threads import share
 from ....params import arithmetic
 from ....params.arithmetic import Ranges
@@ -111,7 +111,6 @@ class LookupKernel:
         self._table = _table_of(scheme) if self._whose != OF_BLOCK else None
 
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         asked = self._request
         require_parameters(asked.scheme, params, asked.shape)
         out = memory.empty(asked.shape, asked.dtype) if out is None else out
@@ -127,17 +126,8 @@ class LookupKernel:
         share(entries.look_up, args, self._rows, out.numel())
         return out
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        copies = None if params is None else [level.clone() for level in params]
-
-        def run(data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
-            given = params if copies is None else copies
-            assert given is not None
-            self.run(data, given, out)
-
-        nbytes = sum(level.nbytes for level in copies or ())
-        return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=nbytes, allocates=_ALLOCATES)
+    def hold(self, _: Params | None) -> str:
+        return _ALLOCATES
 
 
 _ALLOCATES = "tables and factors are made in memory of each call"
@@ -181,6 +171,9 @@ class _TableCodes:
         )
         self._sizes = pack(rows)
 
+    def hold(self, _: Params | None) -> str:
+        return _ALLOCATES
+
     def _encoded(self, x: torch.Tensor, params: Params, data: torch.Tensor | None) -> torch.Tensor:
         require_parameters(self._request.scheme, params, self._request.shape)
         data = memory.empty(self._shape, torch.uint8) if data is None else data
@@ -195,26 +188,13 @@ class TableEncodeKernel(_TableCodes):
     """Codes under given tables."""
 
     def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         return self._encoded(x, params, out)
-
-    def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        assert params is not None
-        copies = [level.clone() for level in params]
-
-        def run(x: torch.Tensor, data: torch.Tensor) -> None:
-            self._encoded(x, copies, data)
-
-        held = sum(level.nbytes for level in copies)
-        return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=held, allocates=_ALLOCATES)
 
 
 class TableDynamicKernel(_TableCodes):
     """Tables of equal steps, and codes."""
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """See :class:`zeropoint.ops.registry.Op`."""
         scheme = self._request.scheme
         params = [*(self._tables_of(x) if extremes is None else reference.choose_params(x, scheme, extremes))]
         codes = self._encoded(x, params, None if out is None else out[0])
@@ -226,14 +206,6 @@ class TableDynamicKernel(_TableCodes):
         return arithmetic.scales_from_ranges(
             scheme, Ranges(minimum=(low,), maximum=(high,), dtype=x.dtype, shape=tuple(x.shape))
         )
-
-    def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-
-        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
-            self.run(x, (data, params))
-
-        return HeldKernel(run=run, workspace_bytes=0, allocates=_ALLOCATES)
 
 
 class DigitsKernel:
@@ -260,7 +232,6 @@ class DigitsKernel:
         self._sizes = pack(rows)
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """See :class:`zeropoint.ops.registry.Op`."""
         digits, params = self._single.run(x, None, extremes)
         data = memory.empty(self._shape, torch.uint8) if out is None else out[0]
         share(
@@ -268,10 +239,5 @@ class DigitsKernel:
         )
         return (data, params) if out is None else filled(out, data, params)
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-
-        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
-            self.run(x, (data, params))
-
-        return HeldKernel(run=run, workspace_bytes=0, allocates="digits are made in memory of each call")
+    def hold(self, _: Params | None) -> str:
+        return "digits are made in memory of each call"

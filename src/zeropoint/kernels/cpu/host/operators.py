@@ -6,22 +6,21 @@ held kernel has it in memory of its own, which no call allocates again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
+from ....ops import reference, scale_search
 from ....ops.lowering_refusals import rule_refusal
 from ....ops.reference_backend import filled
 from ....ops.registry import HeldKernel, Request
 from ....ops.row_errors import RowErrors
-from ....ops.threads import gradual_underflow, share
+from ....ops.threads import share
 from ....params.tensors import Params, require_parameters
 from ....schemes import Granularity, Scheme
 from .. import entries
 from ..machine import descriptor as k
 from ..statistics.error_sums import ErrorArrays
-from . import memory, microexponents
+from . import memory, microexponents, statistics
 from .arrays import (
     NO_FLOATS,
     block_factors,
@@ -33,10 +32,10 @@ from .arrays import (
     value_bounds,
 )
 from .calls import ChosenScales, ScaleMemory, flat_pass, given_call, levels_call, one_pass, refuse
-from .choose import BlockScales
-from .factors import Divisors, StoredScales, dequantize_refusal, load_refusal, multipliers
-from .scale_searches import choose_params
+from .factors import BlockScales, Factors, StoredScales, load_refusal
+from .parameter_searches import decoded, search_params
 from .statistics import Ends, TensorExtremes, coarse_scale
+from .views import stored_rule
 
 Codes = tuple[torch.Tensor, Params]
 
@@ -55,26 +54,10 @@ class _Operator:
         return block_factors(asked.scheme, params, asked.shape, asked.own_dtype, dividing=dividing)
 
 
-def _given(run: Callable[..., None], nbytes: int) -> HeldKernel:
-    """Return a kernel under given parameters, which holds nothing else."""
-    return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=nbytes)
-
-
-def _held_extremes(asked: Request) -> TensorExtremes | None:
-    """Memory for a plan's whole-tensor extremes under two levels, or None."""
-    return TensorExtremes(asked.scheme, asked.shape, asked.dtype) if len(asked.scheme.scales) > 1 else None
-
-
-def _choose_coarse(x: torch.Tensor, scheme: Scheme, whole: TensorExtremes, params: Params) -> float:
-    """Choose the scale of a whole tensor, store it and return it."""
-    return float(params[1].copy_(coarse_scale(x, scheme, None, whole)))
-
-
 class ChooseParamsKernel(_Operator):
     """Parameters of a tensor."""
 
     def run(self, x: torch.Tensor, extremes: Ends = None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`."""
         asked = self.request
         if asked.scheme.search is not None and one_pass(asked.scheme, asked.shape, asked.dtype) is not None:
             return QuantizeDynamicKernel(asked).run(x, None, extremes)[1]
@@ -85,19 +68,18 @@ class QuantizeKernel(_Operator):
     """Codes under given parameters."""
 
     def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         out = packed_like(x, self.request.scheme) if out is None else out
         self._call.quantize(x, *self._factors(params, dividing=True), out)
         return out
 
     def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        call, divisors = self._call, Divisors(self.request, params)
+        call, divisors = self._call, Factors(self.request, params, dividing=True)
+        values, zeros = divisors.arrays
 
-        def run(x: torch.Tensor, data: torch.Tensor) -> None:
-            call.quantize(x, divisors.values, divisors.zeros, data)
+        def run(x: torch.Tensor, *, out: torch.Tensor) -> None:
+            call.quantize(x, values, zeros, out)
 
-        return _given(run, divisors.nbytes)
+        return divisors.held(run)
 
 
 class QuantizeDynamicKernel(_Operator):
@@ -111,10 +93,9 @@ class QuantizeDynamicKernel(_Operator):
         self._whole = request.scheme.granularity == Granularity.tensor()
 
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
-        """See :class:`zeropoint.ops.registry.Op`."""
         # A row alone may be one block of a whole tensor, whose scale does not come from the row.
         if self._once is not None and not (self._whole and extremes is not None):
-            return self._in_one_pass(x, out, extremes)
+            return self._in_one_pass(x, out, extremes, ScaleMemory(self._once.scales))
         scheme, shape = self.request.scheme, self.request.shape
         data = packed_like(x, scheme) if out is None else out[0]
         pair = self._pair if extremes is None else None
@@ -125,63 +106,65 @@ class QuantizeDynamicKernel(_Operator):
         self._call.quantize(x, *block_factors(scheme, params, shape, x.dtype, dividing=True), data)
         return (data, params) if out is None else filled(out, data, params)
 
-    def _in_one_pass(self, x: torch.Tensor, out: Codes | None, extremes: Ends) -> Codes:
+    def _in_one_pass(
+        self, x: torch.Tensor, out: Codes | None, extremes: Ends, room: ScaleMemory,
+        whole: TensorExtremes | None = None,
+    ) -> Codes:  # fmt: skip
         """Choose scales and codes in one pass; the reference explains trouble."""
         scheme, call = self.request.scheme, self._once
         assert call is not None
-        scales = call.scales
-        out = (memory.empty(scales.packed_shape, torch.uint8), scales.empty()) if out is None else out
-        if call.chooses_outer and extremes is None and call.run(x, *out, ScaleMemory(scales)) == k.OK:
+        if out is None:
+            out = memory.empty(call.scales.packed_shape, torch.uint8), call.scales.empty()
+        alone = not call.two_levels or (call.chooses_outer and extremes is None)
+        if alone and call.run(x, *out, room) == k.OK:
             return out
-        coarse = float(out[1][1].copy_(coarse_scale(x, scheme, extremes))) if call.two_levels else None
-        if call.run(x, *out, ScaleMemory(scales), coarse) != k.OK:
+        coarse = _coarse(x, scheme, extremes, out[1], whole) if call.two_levels else None
+        if call.run(x, *out, room, coarse) != k.OK:
             refuse(x, scheme, extremes)
         return out
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        scheme, shape, dtype = self.request.scheme, self.request.shape, self.request.dtype
+    def hold(self, params: Params | None) -> HeldKernel | str:
+        asked, scheme, once = self.request, self.request.scheme, self._once
         if not scheme.scales:
-            encode = QuantizeKernel(self.request).hold(()).run
-            return HeldKernel(run=lambda x, data, _params: encode(x, data), workspace_bytes=0)
-        reason = rule_refusal(scheme, dtype)
-        if reason is not None or 0 in shape:
-            return HeldKernel(run=self._unheld, workspace_bytes=0, allocates=reason)
-        return self._hold_two_passes() if self._once is None else self._hold_one_pass()
+            encode = QuantizeKernel(asked).run
+            return HeldKernel(run=lambda x, *, out: encode(x, [], out[0]))
+        reason = rule_refusal(scheme, asked.dtype)
+        if reason is not None:
+            return reason
+        if 0 in asked.shape:
+            return HeldKernel(run=self.run)
+        whole = TensorExtremes(scheme, asked.shape, asked.dtype) if len(scheme.scales) > 1 else None
+        held = 0 if whole is None else whole.nbytes
+        if once is not None:
+            room = ScaleMemory(once.scales)
 
-    def _unheld(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
-        with gradual_underflow():
-            self.run(x, (data, params))
+            def run(x: torch.Tensor, *, out: Codes) -> None:
+                self._in_one_pass(x, out, None, room, whole)
 
-    def _hold_one_pass(self) -> HeldKernel:
-        asked, call = self.request, self._once
-        assert call is not None
-        memory, whole = ScaleMemory(call.scales), _held_extremes(asked)
+            return HeldKernel(run=run, workspace_bytes=held + room.nbytes)
+        return self._hold_two_passes(whole, held)
 
-        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
-            with gradual_underflow():
-                factor = None if whole is None else _choose_coarse(x, asked.scheme, whole, params)
-                if call.run(x, data, params, memory, factor) != k.OK:
-                    refuse(x, asked.scheme)
+    def _hold_two_passes(self, whole: TensorExtremes | None, held: int) -> HeldKernel:
+        asked = self.request
+        room = ScaleMemory(ChosenScales(asked.scheme, asked.shape, asked.dtype))
+        blocks, divisors = BlockScales(asked), Factors(asked, None, dividing=True)
 
-        return HeldKernel(run=run, workspace_bytes=memory.nbytes + (0 if whole is None else whole.nbytes))
+        def run(x: torch.Tensor, *, out: Codes) -> None:
+            data, params = out
+            coarse = None if whole is None else _coarse(x, asked.scheme, None, params, whole)
+            blocks.choose(x, coarse, room, params)
+            room.store(params)
+            self._call.quantize(x, *divisors.load(params), data)
 
-    def _hold_two_passes(self) -> HeldKernel:
-        asked, given = self.request, self._call
-        memory = ScaleMemory(ChosenScales(asked.scheme, asked.shape, asked.dtype))
-        blocks, divisors = BlockScales(asked), Divisors(asked, None)
-        whole = _held_extremes(asked)
-
-        def run(x: torch.Tensor, data: torch.Tensor, params: Params) -> None:
-            with gradual_underflow():
-                factor = None if whole is None else _choose_coarse(x, asked.scheme, whole, params)
-                blocks.choose(x, factor, memory, params)
-                memory.store(params)
-                divisors.load(params)
-                given.quantize(x, divisors.values, divisors.zeros, data)
-
-        held = memory.nbytes + blocks.nbytes + divisors.nbytes + (0 if whole is None else whole.nbytes)
+        held += room.nbytes + blocks.nbytes + divisors.nbytes
         return HeldKernel(run=run, workspace_bytes=held)
+
+
+def _coarse(
+    x: torch.Tensor, scheme: Scheme, extremes: Ends, params: Params, whole: TensorExtremes | None
+) -> float:
+    """Choose the scale of a whole tensor, store it and return it."""
+    return float(params[1].copy_(coarse_scale(x, scheme, extremes, whole)))
 
 
 def offsets_lie_in_rows(asked: Request) -> bool:
@@ -198,7 +181,6 @@ class DequantizeKernel(_Operator):
         self._by_levels = levels_call(request.scheme, request.shape, request.dtype, request.own_dtype)
 
     def run(self, data: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         asked = self.request
         out = memory.empty(asked.shape, asked.dtype) if out is None else out
         if self._by_levels is not None:
@@ -210,41 +192,25 @@ class DequantizeKernel(_Operator):
         self._call.dequantize(data, stored, out, offset)
         return out
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        if self.request.scheme.offsets:
-            return self._hold_offsets(params)
+    def hold(self, params: Params | None) -> HeldKernel | str:
+        scheme, own = self.request.scheme, self.request.own_dtype
+        if scheme.offsets:
+            return "offsets are added to products in memory of each call"
+        reason = load_refusal(scheme, own) if params is None and stored_rule(scheme, own) is None else None
+        if reason is not None:
+            return reason
         call, stored = self._call, StoredScales(self.request, params)
 
-        def run(data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
-            with gradual_underflow():
-                scales = stored.load(params)
-            call.dequantize(data, scales, out)
+        def run(data: torch.Tensor, *, out: torch.Tensor, params: Params | None = None) -> None:
+            call.dequantize(data, stored.load(params), out)
 
-        if params is not None:
-            return _given(run, stored.nbytes)
-        reason = dequantize_refusal(self.request)
-        return HeldKernel(run=run, workspace_bytes=stored.nbytes, allocates=reason)
-
-    def _hold_offsets(self, given: Params | None) -> HeldKernel:
-        copies = None if given is None else [level.clone() for level in given]
-
-        def run(data: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
-            found = params if copies is None else copies
-            assert found is not None
-            with gradual_underflow():
-                self.run(data, found, out)
-
-        nbytes = sum(level.nbytes for level in copies or ())
-        reason = "offsets are added to products in memory of each call"
-        return HeldKernel(run=run, workspace_bytes=0, parameter_bytes=nbytes, allocates=reason)
+        return stored.held(run)
 
 
 class FakeQuantizeKernel(_Operator):
     """Values of the codes of values, under given parameters."""
 
     def run(self, x: torch.Tensor, params: Params, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         out = memory.empty(self.request.shape, self.request.dtype) if out is None else out
         factors, zeros = self._factors(params, dividing=True)
         multiplying, _ = self._factors(params, dividing=False)
@@ -252,15 +218,15 @@ class FakeQuantizeKernel(_Operator):
         return out
 
     def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
         assert params is not None
-        call, divisors = self._call, Divisors(self.request, params)
-        multiplying = multipliers(self.request, params)
+        call, divisors = self._call, Factors(self.request, params, dividing=True)
+        values, zeros = divisors.arrays
+        multipliers = Factors(self.request, params, dividing=False).arrays[0]
 
-        def run(x: torch.Tensor, out: torch.Tensor) -> None:
-            call.fake_quantize(x, divisors.values, multiplying, divisors.zeros, out)
+        def run(x: torch.Tensor, *, out: torch.Tensor) -> None:
+            call.fake_quantize(x, values, multipliers, zeros, out)
 
-        return _given(run, divisors.nbytes + multiplying.nbytes)
+        return HeldKernel(run=run, parameter_bytes=divisors.nbytes + multipliers.nbytes)
 
 
 class BackwardKernel(_Operator):
@@ -273,33 +239,30 @@ class BackwardKernel(_Operator):
     def run(
         self, grad: torch.Tensor, x: torch.Tensor, params: Params, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         out = memory.empty(self.request.shape, grad.dtype) if out is None else out
         factors, zeros = self._factors(params, dividing=True)
         self._call.fake_quantize_backward(grad, x, self._bounds, factors, zeros, out)
         return out
 
-    def hold(self, params: Params | None) -> HeldKernel:
-        """See :class:`zeropoint.ops.registry.PlanKernel`."""
-        asked, bounds = self.request, self._bounds
-        call, divisors = self._call, Divisors(asked, params)
+    def hold(self, params: Params | None) -> HeldKernel | str:
+        asked, bounds, call = self.request, self._bounds, self._call
+        reason = load_refusal(asked.scheme, asked.own_dtype) if params is None else None
+        if reason is not None:
+            return reason
+        divisors = Factors(asked, params, dividing=True)
 
-        def run(grad: torch.Tensor, x: torch.Tensor, params: Params | None, out: torch.Tensor) -> None:
-            with gradual_underflow():
-                divisors.load(params)
-            call.fake_quantize_backward(grad, x, bounds, divisors.values, divisors.zeros, out)
+        def run(
+            grad: torch.Tensor, x: torch.Tensor, *, out: torch.Tensor, params: Params | None = None
+        ) -> None:
+            call.fake_quantize_backward(grad, x, bounds, *divisors.load(params), out)
 
-        if params is not None:
-            return _given(run, divisors.nbytes)
-        reason = load_refusal(asked.scheme, asked.own_dtype)
-        return HeldKernel(run=run, workspace_bytes=divisors.nbytes, allocates=reason)
+        return divisors.held(run)
 
 
 class MeasureKernel(_Operator):
     """Errors of codes, a row at a time."""
 
     def run(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> RowErrors:
-        """See :class:`zeropoint.ops.registry.Op`."""
         asked, call = self.request, self._call
         sums, clipped = np.zeros(3 * call.rows), np.zeros(call.rows, np.int64)
         if call.count > 0:
@@ -320,3 +283,14 @@ class MeasureKernel(_Operator):
             share(entries.measure, args, call.rows, call.count)
         columns = sums.reshape(-1, 3)
         return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)
+
+
+def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
+    """Return the parameters that ``x`` gives."""
+    start = statistics.choose_params(x, scheme, extremes)
+    if scheme.search is None:
+        return start
+    reference.require_whole(scheme, extremes)
+    if scheme.search.factor:
+        return scale_search.chosen(x, scheme, start, decoded)
+    return search_params(x, scheme, start)

@@ -13,7 +13,9 @@ import torch
 
 from ....formats import CodebookFormat
 from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
-from ....ops import affine_fits, block_errors, lowering, scale_search, window_search
+from ....ops import affine_fits, block_errors, block_tables, lowering, scale_search, window_search
+from ....ops.block_tables import Floats
+from ....ops.clusters import EXACT
 from ....ops.integer_fits import fits_codes
 from ....ops.lowering import LoweredRule, Narrow, code_order, value_table
 from ....ops.registry import Op, Request, kernel_of
@@ -46,7 +48,6 @@ class SearchParamsKernel:
         self._scheme = request.scheme
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`."""
         return search_params(x, self._scheme, params, importance)
 
 
@@ -148,7 +149,6 @@ class AffineSearch:
         )
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`."""
         scale, zero = (level.to(torch.float32, copy=True) for level in params)
         weights, pitch = _weights_of(importance, self._shape)
         slots = parts_for(scale.numel(), math.prod(self._shape)) if self._long else 0
@@ -200,7 +200,6 @@ class ScaleSearch:
         )
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
-        """See :class:`zeropoint.ops.registry.Op`."""
         fine, *coarser = params
         scale = self._ladder.load(fine).to(torch.float32).contiguous()
         weights, pitch = _weights_of(importance, self._shape)
@@ -272,3 +271,33 @@ def _weights_of(importance: torch.Tensor | None, shape: tuple[int, ...]) -> tupl
 
 def _doubles(x: torch.Tensor) -> Any:
     return flat_array(x.contiguous()).view(np.float64)
+
+
+def table_refusal(request: Request) -> str | None:
+    """Return why no kernel runs ``request``, whose elements have tables, or None."""
+    if request.op is not Op.SEARCH_PARAMS:
+        return f"{request.scheme.chained} are known to the reference alone"
+    return None
+
+
+class TableSearchKernel:
+    """Tables of least squared error."""
+
+    def __init__(self, request: Request) -> None:
+        self._scheme = request.scheme
+
+    def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None = None) -> Params:
+        return block_tables.searched(x, self._scheme, params, importance, fitted_rows)
+
+
+def fitted_rows(rows: Floats, weights: Floats | None, count: int) -> Floats:
+    """See :data:`zeropoint.ops.block_tables.Fit`; of long rows, numbers are merged by the reference."""
+    blocks, length = rows.shape
+    if length > EXACT:
+        return block_tables.fitted_rows(rows, weights, count)
+    slots, tables = parts_for(blocks, rows.size), np.empty((blocks, count))
+    doubles, choices = np.empty((slots, 7, length + 1)), np.empty((slots, count, length + 1), np.int32)
+    given = np.zeros((1, 1)) if weights is None else np.ascontiguousarray(weights)
+    args = np.ascontiguousarray(rows), given, np.uint64(slots), doubles, choices, tables
+    share(entries.fit_tables, args, slots, rows.size)
+    return tables

@@ -177,8 +177,10 @@ def three_bit_rows(
     """
     own, weights, values = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_MANY, np.float32)
     tried, scale_columns, sum_columns = (
-        scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(_LONG, np.float32)
-    )  # fmt: skip
+        scratch(_LONG, np.float32),
+        scratch(_LONG, np.float32),
+        scratch(_LONG, np.float32),
+    )
     found, best, sums = scratch(_FOUND, np.float32), scratch(32, np.float32), scratch(16, np.float32)
     stored, fine = scratch(16, np.float32), scratch(16, np.int32)
     codes, room = scratch(_LONG, np.uint8), scratch(_ROOM, np.uint8)
@@ -287,9 +289,11 @@ def moved_rows(x: Any, packed: Any, scales: Any, halves: Any, first: Any, last: 
     values, tried, inverses = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(16, np.float32)
     rows, places = scratch(_ROWS, np.float32), scratch(_MOST, np.uint64)
     moving = (
-        scratch(_WIDE, np.float32), scratch(_WIDE, np.float32), scratch(_WIDE, np.float32),
         scratch(_WIDE, np.float32),
-    )  # fmt: skip
+        scratch(_WIDE, np.float32),
+        scratch(_WIDE, np.float32),
+        scratch(_WIDE, np.float32),
+    )
     bounds = scratch(_WIDE, np.float32), scratch(_WIDE, np.float32)
     found, fits, extremes = scratch(128, np.float32), scratch(128, np.float32), scratch(16, np.float32)
     sums, stored, octets = scratch(256, np.float32), scratch(16, np.float32), scratch(32, np.uint8)

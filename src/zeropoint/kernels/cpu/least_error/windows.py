@@ -382,9 +382,11 @@ def searched_rows(
     floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
     room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
     search_room = (
-        scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(96, np.float32),
+        scratch(_LONG, np.float32),
+        scratch(_LONG, np.float32),
+        scratch(96, np.float32),
         scratch(128, np.float64),
-    )  # fmt: skip
+    )
     amax, none = scratch(TILE, np.uint32), scratch(1, np.float32)
     per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
     block, stored = layout.block, ScaleArrays(none, scale_codes, none)

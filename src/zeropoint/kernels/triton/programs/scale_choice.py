@@ -7,11 +7,15 @@ from ....ops.lowering import How, Offset
 from .element_codes import bits_of, float_of, fused, rounded
 
 _POWER, _MINIFLOAT, _AFFINE = (
-    tl.constexpr(int(How.POWER)), tl.constexpr(int(How.MINIFLOAT)), tl.constexpr(int(How.AFFINE))
-)  # fmt: skip
+    tl.constexpr(int(How.POWER)),
+    tl.constexpr(int(How.MINIFLOAT)),
+    tl.constexpr(int(How.AFFINE)),
+)
 _REAL, _TRUNCATED, _OF_ROUNDED = (
-    tl.constexpr(int(Offset.REAL)), tl.constexpr(int(Offset.TRUNCATED)), tl.constexpr(int(Offset.OF_ROUNDED))
-)  # fmt: skip
+    tl.constexpr(int(Offset.REAL)),
+    tl.constexpr(int(Offset.TRUNCATED)),
+    tl.constexpr(int(Offset.OF_ROUNDED)),
+)
 _INFINITE = tl.constexpr(float("inf"))
 _LEAST_FACTOR, _MOST_FACTOR = tl.constexpr(2.0**-60), tl.constexpr(2.0**60)
 _LEAST_NORMAL, _LEAST_POWER = tl.constexpr(0x00800000), tl.constexpr(0x00400000)

@@ -1,4 +1,4 @@
-"""Host side of joining and splitting blocks: arrays, threads over blocks."""
+"""Host side of layouts: rows of blocks, and lines of words."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import torch
 
 from ....formats import DigitsFormat, Format
 from ....formats.codes import encode_codebook
-from ....layout import code_rows
+from ....layout import code_rows, packing
 from ....layout.bit_places import Bits, Digits, Field, Struct, field_size, whole
+from ....layout.word_lines import WORD, WordLines
 from ....ops.registry import Op, Request
 from ....ops.structs import grid_of
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
 from ..block_entries import move_bits
+from ..entries import turn_words
 from ..machine.bit_moves import FEW, FIVE, LEVELS, BitMove, BlockBytes
 from ..machine.named_records import pack
+from ..machine.transposition import PANEL, ROWS
 from . import memory
 from .arrays import NO_BYTES, flat_array
 
@@ -34,7 +37,6 @@ class JoinKernel:
         self._request = request
 
     def run(self, struct: Struct, data: torch.Tensor, params: Params) -> torch.Tensor:
-        """See :class:`zeropoint.ops.registry.Op`."""
         *rows, width = grid_of(struct, self._request.shape)
         lines = memory.empty((*rows, width * struct.nbytes), torch.uint8)
         _run(self._request, struct, (data, params), lines)
@@ -48,7 +50,6 @@ class SplitKernel:
         self._request = request
 
     def run(self, struct: Struct, lines: torch.Tensor) -> tuple[torch.Tensor, Params]:
-        """See :class:`zeropoint.ops.registry.Op`."""
         scheme, shape = self._request.scheme, self._request.shape
         data = memory.empty(code_rows.packed_shape(scheme, tuple(shape)), torch.uint8)
         kinds = parameter_tensors(scheme, shape, self._request.own_dtype)
@@ -122,3 +123,46 @@ def _moves(part: Bits | Digits) -> Iterable[Sequence[int]]:
     flip = sum(part.flip << n * part.width for n in range(many))
     starts = range(part.at, part.at + part.size, part.width * many // 8)
     return [(at, part.first + n * many, 0, 0, part.low, part.width, flip) for n, at in enumerate(starts)]
+
+
+def lines_refusal(request: Request) -> str | None:
+    """Reason why the kernel does not take these codes' rows, or None."""
+    partial = packing.packed_length(request.shape[-1], request.scheme.bits) % (WORD // 8)
+    return "rows that end within a word are known to the reference alone" if partial else None
+
+
+class LinesKernel:
+    """Packed rows as lines of words, and back."""
+
+    def __init__(self, request: Request) -> None:
+        self._back = request.op is Op.FROM_LINES
+
+    def run(self, order: WordLines, stored: torch.Tensor) -> torch.Tensor:
+        per = len(order.places)
+        if self._back:
+            count, width = stored.shape[1] * max(1, per), len(stored) // max(1, per)
+            found = memory.empty((count, width * WORD // 8), torch.uint8)
+            rows, lines = found, stored
+        else:
+            count, width = len(stored), stored.shape[1] * 8 // WORD
+            found = memory.empty((width * max(1, per), count // max(1, per)), torch.int32)
+            rows, lines = stored, found
+        sizes = np.array([count, width, per > 0, order.flip, self._back], np.uint64)
+        args = _words(rows), _words(lines), _order(order.places), sizes
+        share(turn_words, args, -(-width // PANEL), rows.numel())
+        return found
+
+
+def _words(x: torch.Tensor) -> Any:
+    return flat_array(x).view(np.uint8).view(np.uint32)
+
+
+@functools.lru_cache(maxsize=16)
+def _order(places: tuple[int, ...]) -> Any:
+    """Scratch places of row words: a field of all is contiguous."""
+    if not places:
+        return np.arange(ROWS, dtype=np.uint64)
+    row = np.arange(ROWS)
+    return (np.argsort(places)[row % len(places)] * (ROWS // len(places)) + row // len(places)).astype(
+        np.uint64
+    )
