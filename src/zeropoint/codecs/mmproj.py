@@ -75,7 +75,7 @@ class Mmproj(Gguf):
 
     name = "mmproj"
     title = "the vision files of llama.cpp (mmproj)"
-    methods = ()  # type: ignore[assignment] (no configuration names it)
+    methods = ()  # type: ignore[assignment]  # of another length; no configuration names this layout
     engines = rules(dict.fromkeys((TRANSFORMERS, VLLM, HUMMING, SGLANG), not_read) | {LLAMA_CPP: _loads})
     model_format = MmprojFormat()
 
