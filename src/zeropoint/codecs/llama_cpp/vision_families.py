@@ -104,7 +104,7 @@ def vision_family(config: Config) -> VisionFamily | None:
 
 
 def vision_form(family: VisionFamily, name: str, shape: Shape) -> StoredForm:
-    """Return the form of a tensor in the file, OMITTED for the text model.
+    """Return a tensor's form in the file, OMITTED for the text model.
 
     Raises CheckpointError for a name that is not known.
     """
@@ -164,7 +164,7 @@ def vision_values(family: VisionFamily, model: ModelFiles) -> dict[str, Any]:
 
 
 def read_vision(found: Sequence[Found], metadata: Mapping[str, Any]) -> FileModel | None:
-    """Return the vision part in a file, None if its projector is unknown.
+    """Return the vision part in a file, None if it is unknown.
 
     metadata: of the file, as Python values.
     """
