@@ -72,12 +72,24 @@ MERGE = "MergeModulelist"
 def conversion(name: str, config: Config) -> tuple[str, ...]:
     """Return transformers' conversion operations on a tensor, by class name."""
     rows = mapping_rows(config)
-    for row in (row for row in rows if not hasattr(row, "operations")):
-        name, _ = row.rename_source_key(name)
+    name = renamed(name, rows)
     for row in (row for row in rows if hasattr(row, "operations")):
         if row.rename_source_key(name)[1] is not None:
             return tuple(type(operation).__name__ for operation in row.operations)
     return ()
+
+
+def renamed(name: str, rows: Sequence[Any]) -> str:
+    """Return a tensor's name after all renamings, before converters."""
+    for row in rows:
+        if not hasattr(row, "operations"):
+            name, _ = row.rename_source_key(name)
+    return name
+
+
+def is_stable(name: str, config: Config) -> bool:
+    """Return whether transformers loads a tensor as it is, under its name."""
+    return list(_renamed(name, mapping_rows(config))) == [name] and not conversion(name, config)
 
 
 def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterator[str]:
@@ -85,11 +97,9 @@ def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterato
 
     joined: whether tensors that become a part of another one get its name; their modules are none then.
     """
-    renamings = [row for row in rows if not hasattr(row, "operations")]
-    for row in renamings:
-        name, _ = row.rename_source_key(name)
+    name = renamed(name, rows)
     for row in rows:
-        if row in renamings:
+        if not hasattr(row, "operations"):
             continue
         made, pattern = row.rename_source_key(name)
         if pattern is not None:
@@ -103,26 +113,26 @@ def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterato
 
 def lacks_single_experts(config: Config) -> bool:
     """Return whether transformers' model has no single-expert modules."""
-    return bool(mapping_rows(config)) and not _has_single_experts(_text_of(config))
+    return bool(mapping_rows(config)) and not _has_single_experts(text_of(config))
 
 
 @functools.lru_cache(maxsize=16)
 def _has_single_experts(text: str) -> bool:
     try:
-        return any(is_expert(f"{name}.") for name, _ in _model(json.loads(text)).named_modules())
+        return any(is_expert(f"{name}.") for name, _ in made_model(text).named_modules())
     except ZeropointError:
         return True
 
 
 def is_table(module: str, config: Config) -> bool:
     """Return whether transformers' model has a module as embedding."""
-    return bool(mapping_rows(config)) and transformers_names(module, config)[-1] in _tables(_text_of(config))
+    return bool(mapping_rows(config)) and transformers_names(module, config)[-1] in _tables(text_of(config))
 
 
 @functools.lru_cache(maxsize=16)
 def _tables(text: str) -> frozenset[str]:
     try:
-        modules = _model(json.loads(text)).named_modules()
+        modules = made_model(text).named_modules()
     except ZeropointError:
         return frozenset()
     return frozenset(name for name, module in modules if isinstance(module, torch.nn.Embedding))
@@ -131,13 +141,13 @@ def _tables(text: str) -> frozenset[str]:
 def tied_layers(config: Config) -> tuple[str, ...]:
     """Return the tied layers of a model of several models."""
     several = is_installed() and len(set(_kinds(config))) > 1
-    return _tied_layers(_text_of(config)) if several else ()
+    return _tied_layers(text_of(config)) if several else ()
 
 
 @functools.lru_cache(maxsize=16)
 def _tied_layers(text: str) -> tuple[str, ...]:
     try:
-        model = _model(json.loads(text))
+        model = made_model(text)
     except ZeropointError:
         return ()
     tied = [name.removesuffix(_WEIGHT) for name in getattr(model, "all_tied_weights_keys", ())]
@@ -158,10 +168,11 @@ def mapping_rows(config: Config) -> Sequence[Any]:
 
 
 def _asked(config: Config) -> tuple[Sequence[Any], str | None]:
-    return _found(_text_of(config))
+    return _found(text_of(config))
 
 
-def _text_of(config: Config) -> str:
+def text_of(config: Config) -> str:
+    """Return a configuration as a key, without what it says of quantization."""
     known = {key: value for key, value in config.items() if not key.endswith("quantization_config")}
     return json.dumps(known, sort_keys=True, default=str)
 
@@ -230,6 +241,11 @@ def _kinds(part: Any) -> Iterator[str]:
             yield model_type(part)
         for inner in part.values():
             yield from _kinds(inner)
+
+
+def made_model(text: str) -> Any:
+    """Return transformers' model of :func:`text_of`, without memory; raises ZeropointError."""
+    return _model(json.loads(text))
 
 
 @reading(_FAILED, "correct it")

@@ -26,7 +26,7 @@ NAMES = list(tiny_families.FAMILIES)
 NEAR = dict.fromkeys(("gemma2", "gemma3", "gemma4", "gemma4_shared", "gemma4_moe", "starcoder2"), 2e-2)
 """ggml's GELU is a table in float16."""
 _LATENT = ("attn_k_b.weight", "attn_v_b.weight")
-OTHER_TYPES = {"deepseek_v2": _LATENT, "deepseek_v3": _LATENT}
+OTHER_TYPES = dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm_moe_dsa"), _LATENT)
 """Matrices of heads in one tensor, which llama.cpp quantizes and zeropoint keeps."""
 GATE_UP = {"gemma4_moe": "_gate_up_exps"}
 """What is in names of tensors in which llama.cpp's converter leaves gate and up together."""

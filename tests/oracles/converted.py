@@ -68,6 +68,18 @@ def convert(folder: Path, out: Path) -> None:
     logging.disable(logging.NOTSET)
 
 
+def convert_vision(folder: Path, out: Path) -> None:
+    """Write the vision part of a checkpoint to a GGUF file of float16, by llama.cpp's converter."""
+    theirs, gguf = _converter()
+    logging.disable(logging.WARNING)
+    values = theirs.ModelBase.load_hparams(folder, False)
+    named = theirs.get_model_architecture(values, theirs.ModelType.MMPROJ)
+    with torch.inference_mode():
+        made = theirs.get_model_class(named, mmproj=True)
+        made(folder, gguf.LlamaFileType.MOSTLY_F16, out, eager=True).write()
+    logging.disable(logging.NOTSET)
+
+
 def logits_of(path: Path) -> torch.Tensor:
     """Return the logits of llama.cpp, (len(IDS), vocabulary)."""
     import llama_cpp

@@ -116,6 +116,20 @@ FAMILIES: Mapping[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     "deepseek_v2": _config("DeepseekV2", **_LATENT, n_group=1, topk_method="greedy"),
     "deepseek_v3": _config("DeepseekV3", **_LATENT, n_group=2, rope_parameters=_YARN),
+    "glm_moe_dsa": _config(
+        "GlmMoeDsa", **{**_LATENT, "n_group": 1}, index_n_heads=4, index_head_dim=128, index_topk=16,
+    ),
+    "llama4": _config(
+        "Llama4Text", **_FOUR, **_LOCAL, intermediate_size_mlp=192, head_dim=16, interleave_moe_layer_step=2,
+    ),
+    "cohere": _config("Cohere", **_MODEL, logit_scale=0.25), "cohere2": _config(
+        "Cohere2", **_FOUR, logit_scale=0.25, sliding_window=16, rotary_pct=1.0,
+    ),
+    "nemotron_h_latent": _config(
+        "NemotronH", **_NEMOTRON, layers_block_type=["mamba", "attention", "moe", "mamba", "moe"],
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, moe_latent_size=32,
+        moe_shared_expert_intermediate_size=64, n_group=1, topk_group=1,
+    ),
     "gpt_oss": _config(
         "GptOss", **_MODEL, **_LOCAL, head_dim=16, sliding_window=16, rope_parameters={
             "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,

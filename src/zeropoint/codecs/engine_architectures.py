@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..architectures import classes_of, model_type
+from ..architectures import Config, classes_of, model_type
 from .engines import DIFFUSERS, HUMMING, MERGING, MLX_LM, TRANSFORMERS, Facts, Loads, Problem
 
 TABLE = Path(__file__).with_name("vllm_architectures.json")
@@ -34,10 +34,15 @@ def of_architecture(engine: str, facts: Facts) -> Iterator[Problem]:
             yield Loads.NO, "config.json has no model_type: it is a part of a pipeline of diffusers"
         else:
             yield Loads.NO, "there is no config.json with a model_type, by which it builds a model"
-    elif engine in _BY_ARCHITECTURE and _architectures().isdisjoint(classes_of(facts.family)):
+    elif engine in _BY_ARCHITECTURE and not is_of_vllm(facts.family):
         yield Loads.UNCHECKED, "not checked for this architecture"
     if engine == DIFFUSERS and not of_diffusers(facts):
         yield Loads.NO, "it is no part of a pipeline"
+
+
+def is_of_vllm(family: Config) -> bool:
+    """Return whether vLLM builds a model of its own, with quantized layers."""
+    return not _architectures().isdisjoint(classes_of(family))
 
 
 @functools.cache

@@ -88,11 +88,15 @@ class ModelFormat:
         mixture_method: the method by which that tool quantizes.
         of_importance: the mixtures that the tool does not make without an importance matrix.
         stack: what is in the names of tensors of which :meth:`parts` may say something.
+        prefix: what the names of files begin with, before the container's.
+        elsewhere: what notes say of omitted tensors that other files hold.
     """
 
     mixtures: frozenset[str] = frozenset()
     of_importance: frozenset[str] = frozenset()
     stack: str = ""
+    prefix: str = ""
+    elsewhere: str = ""
     mixture_method: str = ""
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:

@@ -195,6 +195,7 @@ class Codec(Protocol):
             :meth:`refusal` sees a first axis of experts; elsewhere their rows form one matrix.
         separator: between a module's name and a suffix, in the name of a tensor.
         keeps_codes: whether its documents can describe layers with codes kept from a source of its own.
+        divisible: layouts of weights that transformers cuts and joins while it loads; None for all.
     """
 
     name: str
@@ -217,6 +218,7 @@ class Codec(Protocol):
     fused_experts: bool = False
     separator: str = "."
     keeps_codes: bool = False
+    divisible: tuple[str, ...] | None = None
 
     def __hash__(self) -> int:
         """Return one hash for all values of a stateless codec."""
@@ -371,8 +373,7 @@ class Codec(Protocol):
 
         Args:
             layer: how the weight is quantized.
-            tensors: the lines of each tensor that the part touches, by suffix; the lines of a block may come
-                with it whole.
+            tensors: the lines of each tensor that the part touches, by suffix, or of whole blocks.
             part: where it lies in the weight.
         """
         return decoded(self.fields(layer), tensors, layer.weight, part)

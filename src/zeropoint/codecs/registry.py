@@ -46,17 +46,20 @@ def get_codec(name: str) -> Codec:
     return codec
 
 
-def codec_of(container: str) -> Codec:
+def codec_of(container: str, file: str = "") -> Codec:
     """Return the codec of files that are not safetensors.
 
     Args:
         container: name of their container.
+        file: name of one of them, whose begin tells codecs of one container apart.
 
     Example:
-        >>> codec_of("gguf").name
-        'gguf'
+        >>> codec_of("gguf").name, codec_of("gguf", "mmproj-model.gguf").name
+        ('gguf', 'mmproj')
     """
-    return next(codec for codec in CODECS.values() if codec.container == container)
+    found = [codec for codec in CODECS.values() if codec.container == container]
+    fitting = [codec for codec in found if file.startswith(codec.model_format.prefix)]
+    return max(fitting, key=lambda codec: len(codec.model_format.prefix))
 
 
 _PLAIN = {codec.model_format for codec in CODECS.values() if codec.container == DEFAULT.container}

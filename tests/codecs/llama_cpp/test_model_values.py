@@ -4,6 +4,7 @@ import struct
 from typing import Any
 
 import pytest
+from tests.oracles import tiny_families
 
 from zeropoint.codecs.llama_cpp.families import family_of
 from zeropoint.codecs.llama_cpp.model_values import model_config, model_values, rope_factors
@@ -92,3 +93,34 @@ def test_a_file_without_sizes_is_refused_and_one_of_another_architecture_is_not_
         model_config({"general.architecture": "llama"}, ["token_embd.weight"], None)
     assert model_config({"general.architecture": "falcon"}, ["token_embd.weight"], None) is None
     assert model_config({"general.architecture": "llama"}, ["model.norm.weight"], None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "cohere",
+            {"use_qk_norm": True},
+            "where models of command-r have 64 layers or more",
+        ),
+        ("cohere2", {"layer_types": ["full_attention"] * 4}, "other layers of full attention"),
+        (
+            "llama4",
+            {"moe_layers": [0]},
+            r"moe_layers is \[0\] in config.json, but",
+        ),
+        ("llama4", {"use_qk_norm": False}, "use_qk_norm is False in config.json"),
+        ("llama4", {"attention_chunk_size": 4096}, "attention_chunk_size is 4096 in config.json"),
+        ("glm_moe_dsa", {"mlp_layer_types": ["sparse"] * 3}, "has the first 1 so; write safetensors"),
+        ("glm_moe_dsa", {"indexer_types": ["full"] * 2}, "indexer_types has 2 items in config.json"),
+    ],
+)
+def test_what_llama_cpp_has_as_constants_is_refused_where_a_model_has_others(
+    name: str, change: dict[str, object], message: str
+) -> None:
+    config = tiny_families.FAMILIES[name]().to_dict()
+    family = family_of(config)
+    assert family is not None
+    assert model_values(family, config)
+    with pytest.raises((CheckpointError, UnsupportedError), match=message):
+        model_values(family, config | change)

@@ -199,8 +199,8 @@ def omission_notes(names: Collection[str], codec: Codec) -> list[str]:
     """Return a note on tensors that a codec's files omit, if any."""
     if not names:
         return []
-    example, engine = printable(min(names)), codec.usual[0]
-    return [f"{count(len(names), 'tensor')} left out, for which {engine} has no place, such as {example}"]
+    why = codec.model_format.elsewhere or f"for which {codec.usual[0]} has no place"
+    return [f"{count(len(names), 'tensor')} left out, {why}, such as {printable(min(names))}"]
 
 
 def source_notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:

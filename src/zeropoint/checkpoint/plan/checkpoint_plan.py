@@ -28,6 +28,7 @@ from ...results import Result
 from ..read.source import Source
 from ..read.storage import shown
 from .actions import Actions, configuration_notes, omission_notes, source_notes
+from .as_loaded import loadable
 from .carried_scales import NOTHING, replacements
 from .config_and_index import companions, index_and_config
 from .converted_layers import conversions
@@ -279,6 +280,7 @@ def make_plan(
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
     decisions = decide(floats.source, KEPT if converts else recipe, selection, codec, quality=text.quality)
+    floats, decisions = loadable(floats, decisions)
     more = NOTHING
     if converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT
@@ -294,8 +296,7 @@ def make_plan(
         )
     every = selection.dequantize is DequantizePolicy.EVERY
     tied = tied_copies(source) if rotation is None else {}  # what is tied is written apart
-    actions = Actions.of(floats, decisions, tied, every=every, more=more)
-    actions = replace(actions, mixture=mixture)
+    actions = replace(Actions.of(floats, decisions, tied, every=every, more=more), mixture=mixture)
     actions.require_sense(codec, every=every)
     outputs = Outputs(source, actions, codec)
     limits = limits.reserve(source.entries, outputs.by_name)

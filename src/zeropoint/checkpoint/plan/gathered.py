@@ -64,7 +64,7 @@ class Gathered(RowReader):
         return out
 
 
-class _Shapes(Mapping[str, tuple[int, ...]]):
+class Shapes(Mapping[str, tuple[int, ...]]):
     """The shapes of tensors, by name."""
 
     def __init__(self, entries: Entries) -> None:
@@ -86,14 +86,14 @@ def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
     dtype: of the floats of safetensors files that become others.
     """
     own, config = codec_of(floats.source.container.name), floats.source.config or {}
-    shapes = _Shapes(floats.source.entries)
+    shapes = Shapes(floats.source.entries)
     wholes = {whole.pieces[0].name: whole for whole in own.model_format.wholes(shapes, config)}
     made = {name: [_joined(whole, floats)] for name, whole in wholes.items()}
     gone = {piece.name for whole in wholes.values() for piece in whole.pieces}
     for entry in floats.source.entries.values():
         if pieces := codec.model_format.pieces(entry.name, entry.shape, config):
             made[entry.name] = [_cut(piece, floats.reader(entry)) for piece in pieces]
-    floats = _replaced(floats, made, gone | set(made)) if made else floats
+    floats = replaced(floats, made, gone | set(made)) if made else floats
     return floats if dtype is None or not floats.source.container.indexed else _in_dtype(floats, dtype)
 
 
@@ -104,10 +104,10 @@ def _in_dtype(floats: Floats, dtype: str) -> Floats:
         reader = floats.reader(entry)
         if entry.dtype in WEIGHT_DTYPES and entry.dtype != dtype and reader.layer is None:
             made[entry.name] = [Reordered(entry=with_dtype(reader.entry, dtype), of=reader)]
-    return _replaced(floats, made, set(made)) if made else floats
+    return replaced(floats, made, set(made)) if made else floats
 
 
-def _replaced(floats: Floats, made: Mapping[str, list[RowReader]], gone: set[str]) -> Floats:
+def replaced(floats: Floats, made: Mapping[str, list[RowReader]], gone: set[str]) -> Floats:
     """Return a checkpoint with some tensors replaced by others.
 
     made: new tensors, by the name of the first one that they replace. gone: names of replaced tensors.
@@ -127,7 +127,7 @@ def _replaced(floats: Floats, made: Mapping[str, list[RowReader]], gone: set[str
     )
 
 
-def _entry(name: str, shape: tuple[int, ...], of: RowReader) -> TensorEntry:
+def gathered_entry(name: str, shape: tuple[int, ...], of: RowReader) -> TensorEntry:
     """Return the entry of a tensor gathered from ``of``."""
     experts = of.entry.stack is not None and len(shape) == len(of.entry.shape)
     holder, _, last = name.removesuffix(".weight").rpartition(".")
@@ -151,7 +151,7 @@ def _transposed(made: Gathered) -> Gathered:
 
 def _cut(piece: TensorPiece, reader: RowReader) -> RowReader:
     """Return a piece of a tensor."""
-    entry = _entry(piece.name, piece.shape, reader)
+    entry = gathered_entry(piece.name, piece.shape, reader)
     made = Gathered(
         entry=entry, sources=(_numbers_of(reader) if piece.single else reader,), pieces=(piece.rows,)
     )
@@ -167,7 +167,7 @@ def _numbers_of(reader: RowReader) -> RowReader:
 def _joined(whole: Whole, floats: Floats) -> RowReader:
     """Return a tensor made of all its pieces."""
     sources = [floats.reader(floats.source.entries[piece.name]) for piece in whole.pieces]
-    entry = replace(_entry(whole.name, whole.shape, sources[0]), stack=None)
+    entry = replace(gathered_entry(whole.name, whole.shape, sources[0]), stack=None)
     for at, (piece, reader) in enumerate(zip(whole.pieces, sources, strict=True)):
         if piece.transposed:
             inner = replace(reader.entry, stack=None)

@@ -50,7 +50,7 @@ class Outputs:
     def __init__(self, source: Source, actions: Actions, codec: Codec) -> None:
         self._container, self.codec = CONTAINERS[codec.container], codec
         self._config = actions.floats.source.config or {}
-        files = self._container.files(source.shards)
+        files = [f"{codec.model_format.prefix}{name}" for name in self._container.files(source.shards)]
         self.actions, self._entries = actions, actions.floats.source.entries
         self.source, self._weight = source, functools.lru_cache(_RECENT)(self._make_weight)
         self._readers = (*actions.restored, *actions.added)

@@ -17,6 +17,7 @@ import torch
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...columns import MadeSequence
 from ...errors import count, printable
+from ..plan.as_loaded import as_loaded
 from ..plan.expert_matrices import WeightMatrix, matrices, with_stacks
 from ..plan.float_view import DecodedLayers, Floats
 from ..plan.row_changes import Strided, matrix_rows
@@ -115,7 +116,7 @@ def side_of(source: Source, other: Source) -> Side:
     for entry in stored.others:
         entries.add(entry)
     seen = with_stacks(replace(described, entries=entries))
-    floats = Floats(source=seen, readers=readers, config=config)
+    floats = as_loaded(Floats(source=seen, readers=readers, config=config), other.entries)
     return Side(stored=stored, seen=Original(source=source, floats=floats))
 
 

@@ -23,6 +23,7 @@ from ...progress import Progress
 from ...results import PROBLEMS, Result
 from ..measure.tensor_error import TensorError
 from ..measure.workers import done_tasks
+from ..plan.as_loaded import as_loaded
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
@@ -229,8 +230,8 @@ def verify(
 
 def _placed(original: Original, source: Source) -> Original:
     """Return an original with the tensors of files like ``source``."""
-    codec = codec_of(source.container.name)
-    floats = original.floats.in_pieces(codec)
+    codec = codec_of(source.container.name, source.shards[0])
+    floats = as_loaded(original.floats.in_pieces(codec), source.entries)
     return replace(original, floats=floats.without(floats.omitted(codec)))
 
 

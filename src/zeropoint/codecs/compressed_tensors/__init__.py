@@ -32,7 +32,7 @@ from . import older
 from .config import DIALECT, NAMES, QUANT_METHOD, input_arguments
 from .config_groups import described, section
 from .engine_rules import RULES
-from .layout import IN_BYTES, SCALE, WEIGHT, WORD_BITS, Layout
+from .layout import FLOAT8, IN_BYTES, SCALE, WEIGHT, WORD_BITS, Layout
 from .older import NEWEST, OlderForm
 from .reading import OWN, CompressedTensorsReader
 
@@ -60,6 +60,7 @@ class CompressedTensors(Codec):
     methods = (QUANT_METHOD,)
     reader = CompressedTensorsReader
     keeps_codes = True
+    divisible = FLOAT8
 
     def layout(self, layer: LayerScheme) -> str:
         found = self._layout(layer)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...architectures import Config
+from ...loaded_layers import cannot_decode
 from ...loaded_names import conversion, loaded_names
 from ...patterns import REGEX
 from ..protocol import Contents, LayerScheme
@@ -29,26 +30,9 @@ def section(contents: Contents) -> dict[str, Any]:
     ignored += _ignored_before(old, set(ignored), quantized)
     # Others have words and objects of their own there.
     cache = old.get("kv_cache_scheme") if old.get("quant_method") == QUANT_METHOD else None
-    return quantization_config(
-        _groups(contents),
-        ignored,
-        kv_cache=cache,
-        decodes=not (_has_frozen_norms(contents) or _cuts(contents)),
-    )
-
-
-_MEAN, _COUNT = ".running_mean", ".num_batches_tracked"
-
-
-def _has_frozen_norms(contents: Contents) -> bool:
-    """Return whether the model has batch norms without batch counts.
-
-    Their weights are buffers. Where transformers 5.23 decodes weights while it loads, it takes each
-    ``weight`` for a parameter.
-    """
     names = {found.row.name for found in contents.tensors()}
-    means = (name.removesuffix(_MEAN) for name in names if name.endswith(_MEAN))
-    return any(f"{norm}.weight" in names and norm + _COUNT not in names for norm in means)
+    decodes = not (cannot_decode(names, family) or _cuts(contents))
+    return quantization_config(_groups(contents), ignored, kv_cache=cache, decodes=decodes)
 
 
 def _cuts(contents: Contents) -> bool:

@@ -38,13 +38,11 @@ from ..engines import (
     rules,
 )
 from ..protocol import LayerScheme
-from .layout import SMALL, Layout, strategy
+from .layout import FLOAT8, SMALL, Layout, strategy
 from .tested import tested
 
 _EXPERTS_READ = (Layout.PACK.value, Layout.MXFP4.value)
-_FLOAT8 = (Layout.FLOAT.value, Layout.NAIVE.value)
-"""Layouts of which transformers decodes floats next to codes, where it joins tensors."""
-_WITH_INPUTS = (*_FLOAT8, Layout.INT.value)
+_WITH_INPUTS = (*FLOAT8, Layout.INT.value)
 """Layouts of experts that vLLM reads with quantized inputs alone."""
 _ACT_ORDER = "compressed-tensors 0.19 and newer refuse inputs in groups out of order (actorder: group)"
 _SPLIT = ("deepseek_v3", "kimi_k2")
@@ -60,7 +58,7 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "it takes the experts of this family one by one, and here they are kept as one tensor"
     if facts.single_experts or (expert_layout(facts.family).biased and facts.experts):
         yield Loads.NO, "it takes the experts of this family as one tensor, and here they are single matrices"
-    if facts.joined_floats is not None and any(layer.layout not in _FLOAT8 for layer in facts.layers):
+    if facts.joined_floats is not None and any(layer.layout not in FLOAT8 for layer in facts.layers):
         name = printable(facts.joined_floats)
         yield Loads.NO, f"it makes another weight of {name}, which it does of packed weights alone"
     if facts.converter is not None:
@@ -98,7 +96,7 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
 
 def _whole(layer: LayerScheme, *, decoded: bool) -> bool:
     """Return whether transformers cannot split a layout's weights: shapes are stored."""
-    return layer.layout.startswith(Layout.PACK.value) or (decoded and layer.layout not in _FLOAT8)
+    return layer.layout.startswith(Layout.PACK.value) or (decoded and layer.layout not in FLOAT8)
 
 
 def _of_experts(layers: Collection[LayerScheme]) -> Iterator[Problem]:

@@ -101,6 +101,9 @@ MX = (Layout.MXFP4, Layout.MXFP6, Layout.MXFP8)
 SMALL = tuple(layout.value for layout in (*MX, Layout.NVFP4))
 """Layouts of floats in blocks, which transformers decodes to bfloat16 at the first forward."""
 
+FLOAT8 = (Layout.FLOAT.value, Layout.NAIVE.value)
+"""Layouts of which transformers decodes floats next to codes, where it joins tensors."""
+
 
 @functools.lru_cache(maxsize=_KNOWN)
 def strategy(scheme: Scheme) -> str:

@@ -106,8 +106,71 @@ _LLAMA = Family(
     layers=LAYERS, halves=True, scalings=frozenset(("default", "linear", "yarn", "llama3")),
     defaults=MappingProxyType({**_RMS, "max_position_embeddings": 2048}),
 )
+_EVERY = 4
+"""Every so many layers of Cohere 2 and Llama 4 attend to the whole context, without rotary embeddings."""
+
+
+def require_every_fourth(text: Config, local: str) -> None:
+    """Raise UnsupportedError for other layers of full attention than every fourth.
+
+    local: the kind of the others.
+    """
+    kinds = text.get("layer_types") or ()
+    if any(kind != ("full_attention" if at % _EVERY == 0 else local) for at, kind in enumerate(kinds, 1)):
+        raise UnsupportedError(
+            "layer_types has other layers of full attention in config.json than every fourth one, which "
+            "llama.cpp takes them for; write safetensors"
+        )
+
+
+def _query_norms(text: Config) -> Values:
+    """Raise UnsupportedError for norms of queries that llama.cpp does not load."""
+    normed, large = bool(text.get("use_qk_norm")), text["num_hidden_layers"] >= _LARGE
+    if normed != large:
+        raise UnsupportedError(
+            f"use_qk_norm is {normed} in config.json, but llama.cpp loads norms of queries and keys where "
+            f"models of command-r have {_LARGE} layers or more, and there alone; write safetensors"
+        )
+    return {}
+
+
+def _local_layers(text: Config) -> Values:
+    require_every_fourth(text, "sliding_attention")
+    return {}
+
+
+_LARGE = 64
+_TIED = MappingProxyType({"embed_tokens": "token_embd", "norm": "output_norm"})
+_COHERE = Family(
+    architecture="command-r", model_type="cohere", class_name="CohereForCausalLM", modules=_TIED,
+    layers=MappingProxyType({
+        **{old: new for old, new in LAYERS.items() if new != "ffn_norm"}, **QUERY_NORMS,
+    }),
+    # Files say a context that is longer than the rotary embeddings' own.
+    values=MappingProxyType({
+        "context_length": Key(("model_max_length", "max_position_embeddings")),
+        "logit_scale": Key(("logit_scale",), float),
+    }),
+    constants=MappingProxyType({"rope.scaling.type": "none"}), scalings=frozenset(("default",)),
+    derived=Derived(_query_norms, lambda values: {
+        "max_position_embeddings": values.get("context_length"),
+        "use_qk_norm": has(values, ".attn_q_norm.weight"),
+    }),
+    defaults=MappingProxyType({
+        "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_theta": 10000.0,
+        "logit_scale": 1 / 16, "tie_word_embeddings": True,
+    }),
+)
 FAMILIES = (
     _LLAMA,
+    _COHERE,
+    dataclasses.replace(
+        _COHERE, architecture="cohere2", model_type="cohere2", class_name="Cohere2ForCausalLM", rotary=1.0,
+        layers=MappingProxyType({old: new for old, new in LAYERS.items() if new != "ffn_norm"}),
+        values=MappingProxyType({**_WINDOW, "logit_scale": Key(("logit_scale",), float)}),
+        derived=Derived(_local_layers), always=MappingProxyType({"rotary_pct": 1.0, "attention_bias": False}),
+        defaults=MappingProxyType({**_COHERE.defaults, "sliding_window": 4096}),
+    ),
     Family(
         architecture="qwen2", model_type="qwen2", class_name="Qwen2ForCausalLM", layers=LAYERS, defaults=_RMS
     ),
@@ -193,7 +256,7 @@ FAMILIES = (
     _GEMMA3,
     dataclasses.replace(
         _GEMMA3, architecture="gemma2", model_type="gemma2", class_name="Gemma2ForCausalLM", types=(),
-        modules=MappingProxyType({"embed_tokens": "token_embd", "norm": "output_norm"}),
+        modules=_TIED,
         derived=_scaled_queries(46), values=MappingProxyType({
             **_GEMMA3.values, "attn_logit_softcapping": Key(("attn_logit_softcapping",), float),
         }), layers=MappingProxyType({

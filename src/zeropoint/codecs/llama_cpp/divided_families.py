@@ -1,4 +1,4 @@
-"""Families with divided tensors: DeepSeek, gpt-oss, and Granite with experts."""
+"""Families with divided tensors: DeepSeek, GLM-5, and Granite with experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from .family import (
     ATTENTION,
     LOCAL_EXPERTS,
     MLP,
-    POST_NORM,
     PROJECTIONS,
     ROUTED_EXPERTS,
     ROUTER,
@@ -137,90 +136,40 @@ _DEEPSEEK = Family(
 )
 
 
-def _interleaved(name: str) -> str:
-    return f"mlp.experts.{name}"
-
-
-def _gate_up(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    """Return the gate and the up of all experts, whose outputs alternate."""
-    experts, columns, rows = shape
-    return [
-        TensorPiece(
-            _interleaved(name), (experts, rows // 2, columns), (RowRun(at, (experts, rows // 2), (rows, 2)),)
-        )
-        for at, name in enumerate(PROJECTIONS[:2])
-    ]
-
-
-def _gate_up_bias(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    experts, rows = shape
-    return [
-        TensorPiece(
-            _interleaved(f"{name}_bias"),
-            (experts, rows // 2),
-            (RowRun(at, (experts, rows // 2), (rows, 2)),),
-            single=True,
-        )
-        for at, name in enumerate(PROJECTIONS[:2])
-    ]
-
-
-def _down(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    experts, columns, rows = shape
-    return [
-        TensorPiece(
-            _interleaved("down_proj"), (experts, rows, columns), (RowRun(0, (experts, rows), (rows, 1)),)
-        )
-    ]
-
-
-def _alternating(text: Config) -> Values:
-    """Raise UnsupportedError for other kinds of layers than llama.cpp takes them for."""
-    kinds = text.get("layer_types") or ()
-    usual = [("sliding_attention", "full_attention")[at % 2] for at in range(len(kinds))]
-    if list(kinds) != usual:
+def _sparse(text: Config) -> Values:
+    """Return the values of DeepSeek; raises UnsupportedError for later dense layers."""
+    kinds, dense = text.get("mlp_layer_types"), text["first_k_dense_replace"]
+    if kinds and any(kind != ("dense" if at < dense else "sparse") for at, kind in enumerate(kinds)):
         raise UnsupportedError(
-            "layer_types do not alternate in config.json, but llama.cpp computes models of gpt-oss as if "
-            "every second layer were full attention; write safetensors"
+            "mlp_layer_types has dense layers behind others in config.json, but llama.cpp has the first "
+            f"{dense} so; write safetensors"
         )
-    return {"expert_feed_forward_length": text["intermediate_size"]}
+    return _deepseek(text)
 
 
-def _rounded(text: Config) -> Sequence[str]:
-    """Return a sentence about fractional bounds of YaRN, which llama.cpp rounds."""
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if rope.get("rope_type") != "yarn" or rope.get("truncate") is not False:
-        return ()
-    return ("llama.cpp rounds the bounds of YaRN, which config.json does not (truncate)",)
-
-
-_GPT_OSS = Family(
-    architecture="gpt-oss", model_type="gpt_oss", class_name="GptOssForCausalLM", wide=WIDE,
-    layers=MappingProxyType({**ATTENTION, **POST_NORM, "mlp.router": "ffn_gate_inp"}),
-    tensors=MappingProxyType({
-        "self_attn.sinks": "attn_sinks.weight", "mlp.experts.gate_proj_bias": "ffn_gate_exps.bias",
-        "mlp.experts.up_proj_bias": "ffn_up_exps.bias", "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
+_GLM_DSA = dataclasses.replace(
+    _DEEPSEEK, architecture="glm-dsa", model_type="glm_moe_dsa", class_name="GlmMoeDsaForCausalLM",
+    layers=MappingProxyType({
+        **_DEEPSEEK.layers, "self_attn.indexer.wq_b": "indexer.attn_q_b",
+        "self_attn.indexer.wk": "indexer.attn_k", "self_attn.indexer.k_norm": "indexer.k_norm",
+        "self_attn.indexer.weights_proj": "indexer.proj",
     }),
-    divided=MappingProxyType({
-        "mlp.experts.gate_up_proj": Division(
-            tuple(map(_interleaved, PROJECTIONS[:2])), _gate_up,
-            lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), transposed=True,
-        ),
-        "mlp.experts.down_proj": Division(
-            (_interleaved("down_proj"),), _down,
-            lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), transposed=True,
-        ),
-        "mlp.experts.gate_up_proj_bias": Division(
-            tuple(_interleaved(f"{name}_bias") for name in PROJECTIONS[:2]), _gate_up_bias,
-            lambda shapes, _: (shapes[0][0], 2 * shapes[0][1]),
-        ),
+    values=MappingProxyType({
+        **_DEEPSEEK.values, "attention.indexer.head_count": Key(("index_n_heads",)),
+        "attention.indexer.key_length": Key(("index_head_dim",)),
+        "attention.indexer.top_k": Key(("index_topk",)),
     }),
-    experts=(("mlp.experts", PROJECTIONS),), numbers=LOCAL_EXPERTS,
-    values=MappingProxyType({"attention.sliding_window": Key(("sliding_window",))}),
-    derived=Derived(_alternating, lambda _: {"rope_scaling": {"truncate": False}}), unlike=_rounded,
+    kinds=(LayerKinds("indexer_types", MappingProxyType({
+        "full": {"attention.indexer.types": True}, "shared": {"attention.indexer.types": False},
+    })),),
+    complete=lambda text: {
+        "indexer_types": text.get("indexer_types") or ["full"] * text["num_hidden_layers"],
+    },
+    derived=Derived(_sparse, _of_deepseek),
     defaults=MappingProxyType({
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 150000.0, "head_dim": 64,
-        "sliding_window": 128,
+        **_DEEPSEEK.defaults, "rms_norm_eps": 1e-5, "max_position_embeddings": 202752, "n_group": 1,
+        "topk_group": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256,
+        "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
     }),
 )
 _EXPERTS = "block_sparse_moe.experts."
@@ -321,7 +270,7 @@ FAMILIES = (
             "first_k_dense_replace": 0, "scoring_func": "softmax",
         }),
     ),
-    _GPT_OSS,
+    _GLM_DSA,
     _GRANITE_MOE,
     _GRANITE_SHARED,
     _HYBRID,

@@ -21,6 +21,7 @@ from .families import family_of, form_of, pieces_of, wholes_of
 from .mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE, SMALLER, types_of
 from .model_values import ARCHITECTURE, PlainValues, long_factors, model_values, read_model, rope_factors
 from .tokenizer_files import tokenizer_files
+from .vision_families import VISION, read_vision, vision_family
 from .vocabulary import tokenizer_values
 
 _FILE_TYPES = MappingProxyType({
@@ -35,7 +36,7 @@ _TYPE_OF_FILE = MappingProxyType(
     | {19: "IQ2_XXS", 20: "IQ2_XS", 23: "IQ3_XXS", 24: "IQ1_S", 31: "IQ1_M"}
 )
 """A type that such a file has; one of MXFP4 has it for experts, if there are any."""
-_FILE_TYPE, _VERSION = "general.file_type", "general.quantization_version"
+FILE_TYPE, _VERSION = "general.file_type", "general.quantization_version"
 _MADE_BY = "quantize."
 """Prefix of keys about another file's quantization."""
 
@@ -71,7 +72,7 @@ class LlamaCppFormat(ModelFormat):
         if model.rewritten:
             return model.metadata
         family = family_of(model.config)
-        kind = {} if family is None else {_FILE_TYPE: _file_type(model)}
+        kind = {} if family is None else {FILE_TYPE: file_type(model)}
         if _is_gguf(model.metadata):
             said = {key: value for key, value in model.metadata.items() if not key.startswith(_MADE_BY)}
             return {**said, **kind, _VERSION: 2}
@@ -88,7 +89,9 @@ class LlamaCppFormat(ModelFormat):
         family = family_of(model.config)
         if family is None or _is_gguf(model.metadata):
             return ()
-        unlike = family.unlike(family.described(model.config))
+        unlike = [*family.unlike(family.described(model.config))]
+        if vision_family(model.config) is not None:
+            unlike.append("images need the vision part, which convert --format mmproj --to float16 writes")
         return [*tokenizer_values(model.config, model.read, model.rows)[1], *unlike]
 
     @_config
@@ -117,18 +120,20 @@ class LlamaCppFormat(ModelFormat):
     @_file
     def contradiction(self, metadata: Metadata, dtypes: Collection[str]) -> str | None:
         """See :class:`ModelFormat`: a file type that no tensor has."""
-        said = PlainValues(metadata).get(_FILE_TYPE)
+        said = PlainValues(metadata).get(FILE_TYPE)
         name = _TYPE_OF_FILE.get(said) if type(said) is int else None
         if name is None or not dtypes:
             return None
         smaller = SMALLER.get(name.lower(), name).upper()
         if {name, smaller} & set(dtypes):
             return None
-        return f"{_FILE_TYPE} is {said}, which is a file of {name}, but no tensor with several axes is {name}"
+        return f"{FILE_TYPE} is {said}, which is a file of {name}, but no tensor with several axes is {name}"
 
     @_file
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
-        return read_model(found, metadata, data)
+        values = PlainValues(metadata)
+        clip = values.get(ARCHITECTURE) == VISION
+        return read_vision(found, values) if clip else read_model(found, metadata, data)
 
     @_file
     def companions(self, metadata: Metadata) -> Mapping[str, str]:
@@ -140,7 +145,7 @@ def _is_gguf(metadata: Metadata) -> bool:
     return isinstance(metadata.get(ARCHITECTURE), GgufValue)
 
 
-def _file_type(model: ModelFiles) -> int:
+def file_type(model: ModelFiles) -> int:
     """Return llama.cpp's file type: a mixture's, or the prevalent type's."""
     if model.mixture is not None:
         return FILE_TYPES[model.mixture.removesuffix(WEIGHTED)]

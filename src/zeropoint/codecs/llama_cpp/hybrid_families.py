@@ -272,7 +272,7 @@ _NEMOTRON_H = Family(
         "ssm.inner_size": text["mamba_num_heads"] * text["mamba_head_dim"],
         "rope.dimension_count": text["head_dim"],
     }, _mamba),
-    always=MappingProxyType({"moe_latent_size": None, "mlp_hidden_act": "relu2"}),
+    always=MappingProxyType({"mlp_hidden_act": "relu2"}),
     defaults=MappingProxyType({
         "layer_norm_epsilon": 1e-5, "max_position_embeddings": 4096, "head_dim": 128, "conv_kernel": 4,
         "ssm_state_size": 128, "n_groups": 8, "mamba_num_heads": 128, "mamba_head_dim": 64,
@@ -387,7 +387,8 @@ FAMILIES = (
     dataclasses.replace(
         _NEMOTRON_H, architecture="nemotron_h_moe", when=_has_experts,
         layers=MappingProxyType({
-            **_NEMOTRON_H.layers, "mixer.gate": "ffn_gate_inp",
+            **_NEMOTRON_H.layers, "mixer.gate": "ffn_gate_inp", "mixer.fc1_latent_proj": "ffn_latent_down",
+            "mixer.fc2_latent_proj": "ffn_latent_up",
             "mixer.shared_experts.up_proj": "ffn_up_shexp",
             "mixer.shared_experts.down_proj": "ffn_down_shexp",
         }),
@@ -405,6 +406,7 @@ FAMILIES = (
             "expert_shared_count": Key(("n_shared_experts",)),
             "expert_weights_norm": Key(("norm_topk_prob",), bool),
             "expert_weights_scale": Key(("routed_scaling_factor",), float),
+            "moe_latent_size": Key(("moe_latent_size",)),
         }),
         kinds=(_NEMOTRON_H.kinds[0]._replace(values=MappingProxyType({
             **{kind: items for kind, items in _NEMOTRON_H.kinds[0].values.items() if kind != "mlp"},

@@ -1,0 +1,156 @@
+"""Weights under the names and rows that transformers gives them.
+
+Of packed codes it makes no other layers, and it drops floats next to them that it joins. So each is written
+as what it becomes there, where vLLM does not build the model from the names of the original files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from ...codecs.divided_tensors import RowRun
+from ...codecs.engine_architectures import is_of_vllm
+from ...codecs.protocol import LayerScheme
+from ...loaded_layers import RowConversion, asked_layers, cannot_decode, conversions
+from ...loaded_names import transformers_names
+from .decisions import TensorDecision, compact, misfit
+from .float_view import Floats
+from .gathered import Gathered, Shapes, gathered_entry, replaced
+from .row_reader import RowReader
+from .selection import WEIGHT, Why, module_of
+
+
+def as_loaded(floats: Floats, names: Iterable[str]) -> Floats:
+    """Return a checkpoint with weights under transformers' names, as ``names`` have.
+
+    names: tensors of other files.
+    """
+    modules = {name.rpartition(WEIGHT)[0] for name in names if WEIGHT in name}
+
+    def is_made(conversion: RowConversion) -> bool:
+        made = {module_of(name) for name in conversion.made}
+        return made <= modules and modules.isdisjoint(map(module_of, conversion.sources))
+
+    found = conversions(Shapes(floats.source.entries), floats.source.config or {})
+    return _converted(floats, [each for each in found if is_made(each)])
+
+
+def loadable(floats: Floats, decisions: Sequence[TensorDecision]) -> tuple[Floats, Sequence[TensorDecision]]:
+    """Return a checkpoint and decisions with weights that transformers loads.
+
+    Weights become weights of its own layers. Layers stay floats where its code asks for their weight while
+    codes alone are there.
+    """
+    config = floats.source.config or {}
+    layers = dict.fromkeys(d.layer for d in decisions if d.layer is not None)
+    if not any(_is_packed(layer) for layer in layers):
+        return floats, decisions
+    if not is_of_vllm(config):
+        floats, decisions = _with_its_layers(floats, decisions)
+    if len(layers) == 1 and cannot_decode(floats.source.entries, config):
+        decisions = _with_asked(floats, decisions)
+    return floats, decisions
+
+
+def _is_packed(layer: LayerScheme) -> bool:
+    """Return whether transformers finds codes alone and cannot convert them."""
+    return (
+        layer.codec.divisible is not None
+        and layer.layout not in layer.codec.divisible
+        and layer.input is None
+    )
+
+
+def _with_its_layers(
+    floats: Floats, decisions: Sequence[TensorDecision]
+) -> tuple[Floats, Sequence[TensorDecision]]:
+    config = floats.source.config or {}
+    known = {d.entry.name: d for d in decisions}
+    found, made = list[RowConversion](), dict[str, list[TensorDecision]]()
+    for conversion in conversions(Shapes(floats.source.entries), config):
+        sources = [known[name] for name in conversion.sources]
+        first, layer = sources[0], sources[0].layer
+        if any((d.layer, d.method) != (layer, first.method) for d in sources):
+            continue
+        if layer is not None and not _is_packed(layer):
+            continue
+        new = [replace(first, entry=r.entry) for r in _readers(floats, conversion)]
+        if layer is None or all(misfit(d.entry, layer) is None for d in new):
+            found.append(conversion)
+            made |= {name: [] for name in conversion.sources} | {conversion.sources[0]: new}
+    if not found:
+        return floats, decisions
+    floats = _converted(floats, found)
+    every = {d.entry.name: d for d in known.values()} | {
+        d.entry.name: d for new in made.values() for d in new
+    }
+    entries = floats.source.entries
+    return floats, compact(entries, (every[name] for name in entries))
+
+
+def _converted(floats: Floats, found: Sequence[RowConversion]) -> Floats:
+    if not found:
+        return floats
+    made = {c.sources[0]: list(_readers(floats, c)) for c in found}
+    return replaced(floats, made, {name for c in found for name in c.sources})
+
+
+def _readers(floats: Floats, conversion: RowConversion) -> Iterator[RowReader]:
+    """Yield the tensors that a conversion makes."""
+    sources = tuple(floats.reader(floats.source.entries[name]) for name in conversion.sources)
+    for name, rows in conversion.made.items():
+        shape = (*rows.shape[:-1], sources[0].entry.shape[-1])
+        entry, at = gathered_entry(name, shape, sources[0]), rows.flatten()
+        if len(sources) == 1:
+            yield Gathered(entry=entry, sources=sources, pieces=(runs_of(at),))
+            continue
+        places, begin = torch.argsort(at), 0
+        pieces = []
+        for source in sources:
+            height = source.shape[0]
+            pieces.append(runs_of(places[begin : begin + height]))
+            begin += height
+        yield Gathered(entry=entry, sources=sources, pieces=tuple(pieces), whole=True)
+
+
+def runs_of(rows: torch.Tensor) -> tuple[RowRun, ...]:
+    """Return row numbers as runs of equal distances.
+
+    >>> [(run.first, run.sizes, run.strides) for run in runs_of(torch.tensor([0, 2, 4, 5, 6]))]
+    [(0, (3,), (2,)), (5, (2,), (1,))]
+    """
+    found, values, at = list[RowRun](), rows.tolist(), 0
+    while at < len(values):
+        step = values[at + 1] - values[at] if at + 1 < len(values) else 1
+        end = at + 1
+        while end < len(values) and values[end] - values[end - 1] == step:
+            end += 1
+        found.append(RowRun(values[at], (end - at,), (step,)))
+        at = end
+    return tuple(found)
+
+
+_ASKED = "transformers' code asks for its weight, where it finds codes alone"
+
+
+def _with_asked(floats: Floats, decisions: Sequence[TensorDecision]) -> Sequence[TensorDecision]:
+    """Return decisions that keep layers whose weights transformers reads.
+
+    Where most values are in such layers, they stay as they are.
+    """
+    config = floats.source.config or {}
+    asked = asked_layers(config)
+
+    def stays(d: TensorDecision) -> bool:
+        return d.quantized and not asked.isdisjoint(transformers_names(module_of(d.entry.name), config))
+
+    kept = sum(d.entry.nbytes for d in decisions if stays(d)) if asked else 0
+    if not kept or 2 * kept > sum(d.entry.nbytes for d in decisions if d.quantized):
+        return decisions
+    return compact(
+        floats.source.entries,
+        (replace(d, layer=None, why=Why.UNFIT, reason=_ASKED) if stays(d) else d for d in decisions),
+    )

@@ -1,0 +1,197 @@
+"""Families with experts in transposed tensors: gpt-oss and Llama 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from ...architectures import Config
+from ...errors import UnsupportedError
+from ..divided_tensors import RowRun, TensorPiece
+from ..stored_forms import Shape
+from .decoder_families import require_every_fourth
+from .expert_families import SHARED_EXPERTS
+from .family import (
+    ATTENTION,
+    LOCAL_EXPERTS,
+    MLP,
+    OF_IMAGES,
+    POST_NORM,
+    PROJECTIONS,
+    TEXT,
+    WIDE,
+    Derived,
+    Division,
+    Family,
+    Key,
+    Values,
+)
+
+
+def _interleaved(name: str) -> str:
+    return f"mlp.experts.{name}"
+
+
+def _gate_up(shape: Shape, text: Config) -> Sequence[TensorPiece]:
+    """Return the gate and the up of all experts, whose outputs alternate."""
+    experts, columns, rows = shape
+    return [
+        TensorPiece(
+            _interleaved(name), (experts, rows // 2, columns), (RowRun(at, (experts, rows // 2), (rows, 2)),)
+        )
+        for at, name in enumerate(PROJECTIONS[:2])
+    ]
+
+
+def _gate_up_bias(shape: Shape, text: Config) -> Sequence[TensorPiece]:
+    experts, rows = shape
+    return [
+        TensorPiece(
+            _interleaved(f"{name}_bias"),
+            (experts, rows // 2),
+            (RowRun(at, (experts, rows // 2), (rows, 2)),),
+            single=True,
+        )
+        for at, name in enumerate(PROJECTIONS[:2])
+    ]
+
+
+def _down(shape: Shape, text: Config) -> Sequence[TensorPiece]:
+    experts, columns, rows = shape
+    return [
+        TensorPiece(
+            _interleaved("down_proj"), (experts, rows, columns), (RowRun(0, (experts, rows), (rows, 1)),)
+        )
+    ]
+
+
+def _alternating(text: Config) -> Values:
+    """Raise UnsupportedError for other kinds of layers than llama.cpp takes them for."""
+    kinds = text.get("layer_types") or ()
+    usual = [("sliding_attention", "full_attention")[at % 2] for at in range(len(kinds))]
+    if list(kinds) != usual:
+        raise UnsupportedError(
+            "layer_types do not alternate in config.json, but llama.cpp computes models of gpt-oss as if "
+            "every second layer were full attention; write safetensors"
+        )
+    return {"expert_feed_forward_length": text["intermediate_size"]}
+
+
+def _rounded(text: Config) -> Sequence[str]:
+    """Return a sentence about fractional bounds of YaRN, which llama.cpp rounds."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if rope.get("rope_type") != "yarn" or rope.get("truncate") is not False:
+        return ()
+    return ("llama.cpp rounds the bounds of YaRN, which config.json does not (truncate)",)
+
+
+_GPT_OSS = Family(
+    architecture="gpt-oss", model_type="gpt_oss", class_name="GptOssForCausalLM", wide=WIDE,
+    layers=MappingProxyType({**ATTENTION, **POST_NORM, "mlp.router": "ffn_gate_inp"}),
+    tensors=MappingProxyType({
+        "self_attn.sinks": "attn_sinks.weight", "mlp.experts.gate_proj_bias": "ffn_gate_exps.bias",
+        "mlp.experts.up_proj_bias": "ffn_up_exps.bias", "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
+    }),
+    divided=MappingProxyType({
+        "mlp.experts.gate_up_proj": Division(
+            tuple(map(_interleaved, PROJECTIONS[:2])), _gate_up,
+            lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), transposed=True,
+        ),
+        "mlp.experts.down_proj": Division(
+            (_interleaved("down_proj"),), _down,
+            lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), transposed=True,
+        ),
+        "mlp.experts.gate_up_proj_bias": Division(
+            tuple(_interleaved(f"{name}_bias") for name in PROJECTIONS[:2]), _gate_up_bias,
+            lambda shapes, _: (shapes[0][0], 2 * shapes[0][1]),
+        ),
+    }),
+    experts=(("mlp.experts", PROJECTIONS),), numbers=LOCAL_EXPERTS,
+    values=MappingProxyType({"attention.sliding_window": Key(("sliding_window",))}),
+    derived=Derived(_alternating, lambda _: {"rope_scaling": {"truncate": False}}), unlike=_rounded,
+    defaults=MappingProxyType({
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 150000.0, "head_dim": 64,
+        "sliding_window": 128,
+    }),
+)
+_OF_LLAMA4 = "feed_forward.experts"
+
+
+def _halves(shape: Shape, text: Config) -> Sequence[TensorPiece]:
+    """Return the gate of all experts, and the up behind it."""
+    experts, columns, rows = shape
+    half = rows // 2
+    return [
+        TensorPiece(
+            f"{_OF_LLAMA4}.{name}", (experts, half, columns), (RowRun(at * half, (experts, half), (rows, 1)),)
+        )
+        for at, name in enumerate(PROJECTIONS[:2])
+    ]
+
+
+def _whole_down(shape: Shape, text: Config) -> Sequence[TensorPiece]:
+    (piece,) = _down(shape, text)
+    return [piece._replace(name=f"{_OF_LLAMA4}.down_proj")]
+
+
+_MAVERICK = 128
+"""Experts of the model of Llama 4 whose queries and keys have no norm."""
+
+
+def _llama4(text: Config) -> Values:
+    """Raise UnsupportedError for what llama.cpp has as constants of Llama 4."""
+    layers, step = text["num_hidden_layers"], text["interleave_moe_layer_step"]
+    require_every_fourth(text, "chunked_attention")
+    said = {
+        "moe_layers": list(range(step - 1, layers, step)),
+        "no_rope_layers": [int(at % 4 != 0) for at in range(1, layers + 1)],
+        "use_qk_norm": text["num_local_experts"] != _MAVERICK,
+    }
+    for key, value in said.items():
+        if text.get(key) is not None and text[key] != [] and text[key] != value:
+            raise UnsupportedError(
+                f"{key} is {text[key]!r:.40} in config.json, but llama.cpp computes models of llama4 as if "
+                f"it were {value!r:.40}; write safetensors"
+            )
+    return {}
+
+
+_LLAMA4 = Family(
+    architecture="llama4", model_type="llama4_text", class_name="Llama4ForCausalLM", types=("llama4",),
+    prefixes=TEXT, left_out=OF_IMAGES, rotary=1.0, wide=WIDE,
+    scalings=frozenset(("default", "llama3")),
+    layers=MappingProxyType({
+        **ATTENTION, "feed_forward.router": "ffn_gate_inp",
+        **{old.replace("mlp.", "feed_forward."): new for old, new in MLP.items()},
+        **{
+            old.replace("mlp.shared_experts.", "feed_forward.shared_expert."): new
+            for old, new in SHARED_EXPERTS.items()
+        },
+    }),
+    divided=MappingProxyType({
+        f"{_OF_LLAMA4}.gate_up_proj": Division(
+            tuple(f"{_OF_LLAMA4}.{name}" for name in PROJECTIONS[:2]), _halves,
+            lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), transposed=True,
+        ),
+        f"{_OF_LLAMA4}.down_proj": Division(
+            (f"{_OF_LLAMA4}.down_proj",), _whole_down,
+            lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), transposed=True,
+        ),
+    }),
+    experts=((_OF_LLAMA4, PROJECTIONS),),
+    numbers=MappingProxyType({**LOCAL_EXPERTS, "expert_feed_forward_length": ("intermediate_size",)}),
+    values=MappingProxyType({
+        "feed_forward_length": Key(("intermediate_size_mlp",)),
+        "interleave_moe_layer_step": Key(("interleave_moe_layer_step",)),
+    }),
+    derived=Derived(_llama4, lambda values: {"use_qk_norm": values.get("expert_count") != _MAVERICK}),
+    always=MappingProxyType({
+        "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True,
+    }),
+    defaults=MappingProxyType({
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0, "head_dim": 128,
+        "intermediate_size_mlp": 16384, "interleave_moe_layer_step": 1, "num_experts_per_tok": 1,
+        "num_local_experts": 16,
+    }),
+)
+FAMILIES = (_LLAMA4, _GPT_OSS)

@@ -1,0 +1,168 @@
+"""Weights that transformers cuts or joins, and layers that it reads.
+
+transformers converts weights of floats only: of packed codes it makes no other layers, and next to them it
+drops floats that it joins. Which rows a layer has follows from the operations themselves, which get the
+numbers of rows in place of the weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .architectures import Config, is_expert
+from .errors import ZeropointError
+from .loaded_names import is_stable, made_model, mapping_rows, renamed, text_of
+
+WEIGHT = ".weight"
+
+
+class RowConversion(NamedTuple):
+    """Tensors of a file that become others, row by row.
+
+    sources: their names. made: of each tensor of the model, the numbers of its rows, counted over all
+    sources: its own shape, with 1 in place of columns.
+    """
+
+    sources: tuple[str, ...]
+    made: Mapping[str, torch.Tensor]
+
+
+def conversions(shapes: Mapping[str, tuple[int, ...]], config: Config) -> Iterator[RowConversion]:
+    """Yield conversions that move rows of weights, except of experts.
+
+    shapes: of the tensors of the files, by name.
+    """
+    rows, converters = mapping_rows(config), _converters(config)
+    groups: dict[tuple[int, str], dict[str, str]] = {}
+    for name in shapes if converters else ():
+        if not name.endswith(WEIGHT) or is_expert(name):
+            continue
+        found = renamed(name, rows)
+        for number, row in enumerate(converters):
+            made, pattern = row.rename_source_key(found)
+            if pattern is not None:
+                groups.setdefault((number, made), {})[pattern] = name
+                break
+    complete = {
+        key: found for key, found in groups.items() if len(found) == len(converters[key[0]].source_patterns)
+    }
+    try:
+        model = made_model(text_of(config)) if complete else None
+    except ZeropointError:
+        return
+    for (number, made), sources in complete.items():
+        row = converters[number]
+        names = [sources[pattern] for pattern in row.source_patterns]
+        moved = _moved(row, made, [shapes[name] for name in names], model)
+        if moved and all(is_stable(name, config) for name in moved):
+            yield RowConversion(tuple(names), moved)
+
+
+def _moved(row: Any, made: str, shapes: list[tuple[int, ...]], model: Any) -> dict[str, torch.Tensor] | None:
+    """Return the rows of a converter's tensors, None if it moves others."""
+    given = {"source_patterns": row.source_patterns, "target_patterns": row.target_patterns}
+    given |= {"full_layer_name": made, "model": model, "config": model.config, "missing_keys": None}
+    tensors: dict[str, Any] = {}
+    count = 0
+    for pattern, shape in zip(row.source_patterns, shapes, strict=True):
+        height = math.prod(shape[:-1])
+        tensors[pattern] = [torch.arange(count, count + height).reshape(*shape[:-1], 1)]
+        count += height
+    try:
+        for operation in row.operations:
+            tensors = operation.convert(tensors, **given)
+    except (ValueError, RuntimeError, AttributeError, LookupError, TypeError):
+        return None  # it needs the weights themselves
+    first, *_ = row.target_patterns
+    found = {made.replace(first, target, 1): x for target, x in tensors.items()}
+    alike = len(shapes[0]), 1
+    if any(not isinstance(x, torch.Tensor) or (x.ndim, x.shape[-1]) != alike for x in found.values()):
+        return None
+    return found
+
+
+_MEAN, _COUNT = ".running_mean", ".num_batches_tracked"
+
+
+def cannot_decode(names: Collection[str], config: Config) -> bool:
+    """Return whether transformers 5.23 cannot decode weights while it loads.
+
+    It takes each ``weight`` for a parameter, and weights of batch norms without batch counts are buffers.
+    Where it makes several layers of a weight by its full name, it takes scales for parts of that weight.
+
+    names: of all tensors.
+    """
+    means = (name.removesuffix(_MEAN) for name in names if name.endswith(_MEAN))
+    frozen = any(f"{norm}{WEIGHT}" in names and norm + _COUNT not in names for norm in means)
+    return frozen or any(
+        all(pattern.endswith(WEIGHT) for pattern in row.source_patterns)
+        and len(row.target_patterns) > 1
+        and not any(operation.supports_many_to_many for operation in row.operations)
+        for row in _converters(config)
+    )
+
+
+def _converters(config: Config) -> list[Any]:
+    return [row for row in mapping_rows(config) if hasattr(row, "operations")]
+
+
+class _NoWeightError(AttributeError):
+    """The error of a layer without a weight."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__("'Linear' object has no attribute 'weight'")
+        self.layer = layer
+
+
+class _Packed(nn.Linear):
+    """A linear layer that has packed codes in place of a weight."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise _NoWeightError(self)
+        return super().__getattr__(name)
+
+
+def asked_layers(config: Config) -> frozenset[str]:
+    """Return the linear layers whose weights transformers' initialization reads."""
+    return _asked_layers(text_of(config))
+
+
+@functools.lru_cache(maxsize=16)
+def _asked_layers(text: str) -> frozenset[str]:
+    try:
+        model = made_model(text)
+    except ZeropointError:
+        return frozenset()
+    modules, asked = dict(model.named_modules()), set[nn.Linear]()
+    weights = {m: dict(m.named_parameters())["weight"] for m in modules.values() if type(m) is nn.Linear}
+    for layer in weights:
+        del layer.weight
+        layer.__class__ = _Packed
+    owners = {"": model}
+    with torch.no_grad():
+        for name, module in modules.items():
+            owner = owners[name.rpartition(".")[0]] if name else model
+            owners[name] = module if hasattr(module, "_init_weights") else owner
+            while (found := _missing(owners[name], module)) is not None:
+                asked.add(found)
+                found.__class__ = nn.Linear
+                found.register_parameter("weight", weights[found])
+    return frozenset(name for name, module in modules.items() if module in asked)
+
+
+def _missing(owner: Any, module: nn.Module) -> nn.Linear | None:
+    """Return the packed layer whose weight ``module``'s initialization reads."""
+    try:
+        owner._init_weights(module)
+    except _NoWeightError as error:
+        return error.layer
+    except (RuntimeError, ValueError, NotImplementedError, AttributeError, TypeError):
+        return None  # of what has no memory
+    return None

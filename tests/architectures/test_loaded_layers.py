@@ -1,0 +1,145 @@
+"""Layers that transformers cuts or joins while it loads are written as it has them, or kept."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.architectures.shrunk import class_of
+from tests.checkpoint.written import ONE, tensors_of, weight
+from tests.checkpoint.written import save as written
+
+from zeropoint.checkpoint.plan.as_loaded import runs_of
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.selection import Selection
+from zeropoint.checkpoint.plan.verdicts import verdicts
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
+from zeropoint.checkpoint.verify.verification import verify
+from zeropoint.codecs.engines import TRANSFORMERS, Loads
+from zeropoint.loaded_layers import asked_layers, cannot_decode, conversions
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+
+
+def config(model_type: str, **more: Any) -> dict[str, Any]:
+    return {"model_type": model_type, "architectures": [class_of(model_type)], **SMALL, **more}
+
+
+def planned(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    of: dict[str, Any],
+    scheme: str = "int4:g32",
+    **more: Any,
+) -> CheckpointPlan:
+    return make_plan(
+        open_source(written(folder, dict(tensors), of)), scheme, selection=Selection(**more), limits=ONE
+    )
+
+
+QKV = "nomic_bert.encoder.layers.0.attn.Wqkv"
+CUT = [f"nomic_bert.layers.0.self_attn.{name}_proj" for name in "qkv"]
+
+
+def test_a_weight_of_several_layers_is_written_as_each_of_them(tmp_path: Path) -> None:
+    tensors = {f"{QKV}.weight": weight(192, 64), f"{QKV}.bias": torch.ones(192)}
+    plan = planned(tmp_path / "in", tensors, config("nomic_bert"), "int8:g32")
+    run(plan, tmp_path / "out")
+    assert [w.module for w in plan.weights] == CUT
+    names = set(tensors_of(tmp_path / "out"))
+    assert {f"{CUT[0]}.weight_packed", f"{QKV}.bias"} <= names
+    assert verify(tmp_path / "out", tmp_path / "in", limits=ONE).problems == ()
+    section = json.loads(str(plan.texts["config.json"]))["quantization_config"]
+    assert section["dequantize"] is True
+
+
+def test_rows_are_in_the_order_of_the_loader() -> None:
+    of = config("kimi_k25", vision_config={"model_type": "kimi_k25_vision", "num_attention_heads": 2})
+    (found,) = conversions({"vision_tower.encoder.blocks.0.wqkv.weight": (24, 8)}, of)
+    queries, keys, values = (rows.flatten().tolist() for rows in found.made.values())
+    assert queries == [0, 2, 1, 3, 4, 6, 5, 7]  # the halves of two heads of four, taken in turn
+    assert keys == [8 + row for row in queries]
+    assert values == [*range(16, 24)]
+
+
+def test_joined_floats_are_written_as_the_one_that_they_become(tmp_path: Path) -> None:
+    kernels = {
+        f"model.layers.0.attention.{part}_conv1d.weight": weight(n, 1, 4)
+        for n, part in zip((64, 32, 16), "qkv", strict=True)
+    }
+    tensors = {"model.layers.0.mlp.up_proj.weight": weight(64, 64)} | kernels
+    of = config("bailing_hybrid", pad_token_id=0)
+    run(planned(tmp_path / "in", tensors, of), tmp_path / "out")
+    joined = tensors_of(tmp_path / "out")["model.layers.0.self_attn.conv1d.weight"]
+    torch.testing.assert_close(joined, torch.cat([*kernels.values()]), rtol=0, atol=0)
+    assert verify(tmp_path / "out", tmp_path / "in", limits=ONE).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "scheme", "loads"),
+    [
+        ("molmo2", "model.transformer.blocks.0.mlp.ff_proj", "int4:g32", Loads.NO),
+        ("nomic_bert", QKV, "fp8_dynamic", Loads.YES),
+    ],
+)
+def test_names_stay_where_vllm_has_them_and_where_transformers_cuts_codes(
+    model_type: str, name: str, scheme: str, loads: Loads, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, {f"{name}.weight": weight(192, 64)}, config(model_type), scheme)
+    assert [w.module for w in plan.weights] == [name]
+    (found,) = (v for v in verdicts(plan) if v.engine == TRANSFORMERS)
+    assert found.loads is loads
+
+
+def test_a_pattern_names_the_weight_of_the_file(tmp_path: Path) -> None:
+    tensors = {f"{QKV}.weight": weight(192, 64), "nomic_bert.encoder.layers.0.mlp.fc2.weight": weight(64, 64)}
+    plan = planned(tmp_path, tensors, config("nomic_bert"), ignore=("*.Wqkv",))
+    kept = [d.entry.name for d in plan.decisions if not d.quantized]
+    assert kept == [f"{name}.weight" for name in CUT]
+    ignored = json.loads(str(plan.texts["config.json"]))["quantization_config"]["ignore"]
+    assert set(CUT) <= set(ignored)
+
+
+DETR: dict[str, Any] = {
+    "model_type": "deformable_detr", "architectures": ["DeformableDetrModel"], "d_model": 32,
+    "num_queries": 4, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "use_timm_backbone": False, "backbone": None,
+    "backbone_config": {"model_type": "resnet", "depths": [1], "hidden_sizes": [32], "embedding_size": 8,
+                        "out_features": ["stage1"]},
+}  # fmt: skip
+
+
+def test_layers_are_known_whose_weights_the_model_asks_for() -> None:
+    asked = asked_layers(DETR)
+    assert "encoder.layers.0.self_attn.sampling_offsets" in asked
+    assert "encoder.layers.0.mlp.fc1" not in asked
+    assert not cannot_decode((), DETR)
+    assert cannot_decode((), config("molmo2_text"))
+
+
+FROZEN = {
+    f"backbone.norm.{name}": torch.ones(64) for name in ("weight", "bias", "running_mean", "running_var")
+}
+
+
+@pytest.mark.parametrize(("width", "kept"), [(512, True), (64, False)])
+def test_a_layer_that_is_asked_for_stays_unless_most_values_are_in_such_layers(
+    width: int, kept: bool, tmp_path: Path
+) -> None:
+    offsets = "encoder.layers.0.self_attn.sampling_offsets"
+    tensors = {f"{offsets}.weight": weight(64, 64), "encoder.layers.0.mlp.fc1.weight": weight(32, width)}
+    plan = planned(tmp_path, tensors | FROZEN, DETR)
+    assert [d.entry.name for d in plan.unfit] == [f"{offsets}.weight"] * kept
+    assert kept == any("asks for its weight" in note for note in plan.notes)
+
+
+def test_runs_have_equal_distances() -> None:
+    rows = torch.tensor([7, 5, 3, 4, 5, 9])
+    assert torch.cat([run.at() for run in runs_of(rows)]).tolist() == rows.tolist()
+    assert len(runs_of(torch.arange(9))) == 1
