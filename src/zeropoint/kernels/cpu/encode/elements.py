@@ -119,10 +119,8 @@ def round_by_mode(tile: Any, count: Any, element: Any) -> None:
     above_negative, below_negative = _moves(mode, True)
     mask = np.uint32(0) if whole else EXPONENT
     low = shl32(np.uint32(127) if whole else element.emin, np.uint32(23))
-    most, mantissa = (
-        _MOST if whole else element.maximum * np.float32(2),
-        shl32(element.mantissa, np.uint32(23)),
-    )
+    most = _MOST if whole else element.maximum * np.float32(2)
+    mantissa = shl32(element.mantissa, np.uint32(23))
     for i in range(count):
         t = tile[i]
         a = abs(t)

@@ -68,12 +68,13 @@ class CpuBackend:
             return None
         if multiplies(request.scheme) and rounder(request.scheme, request.own_dtype) is not None:
             return "reciprocals of 16 bits are known to the reference alone"
-        decodes, noisy = (
-            request.op in (Op.DEQUANTIZE, Op.MEASURE),
-            request.scheme.rounding.mode is RoundingMode.STOCHASTIC,
-        )
+        noisy = request.scheme.rounding.mode is RoundingMode.STOCHASTIC
         searches = request.op is Op.SEARCH_PARAMS or request.scheme.search is not None
-        reason = element_refusal(request.scheme, decoding=decodes, rounds=not (noisy or searches))
+        reason = element_refusal(
+            request.scheme,
+            decoding=request.op in (Op.DEQUANTIZE, Op.MEASURE),
+            rounds=not (noisy or searches),
+        )
         if reason is not None:
             return reason
         if request.scheme.offsets and not offsets_lie_in_rows(request):
