@@ -187,7 +187,8 @@ def dialects() -> Group:
 def layouts() -> Group:
     """Yield the tensors of a weight in every file layout, as files have them, and the values in float32."""
     for codec in CODECS.values():
-        if codec.container == "onnx":  # a layout of graphs, for which the standard has vectors of its own
+        # A layout of graphs has vectors of its own in the standard; vision files are blocks of GGUF.
+        if codec.container == "onnx" or codec.model_format.prefix:
             continue
         for layer in preset_layers(codec):
             with tempfile.TemporaryDirectory() as folder:

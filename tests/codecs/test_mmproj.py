@@ -42,7 +42,7 @@ def test_a_file_has_the_vision_part_alone_under_names_that_gguf_py_knows(
     assert (types["v.patch_embd.weight"], types["mm.input_projection.weight"]) == ("F32", "F16")
     assert found.fields["general.architecture"].contents() == "clip"
     assert found.fields["clip.vision.projector.scale_factor"].contents() == 2
-    assert any("of the text model, which --format gguf writes" in note for note in plan.notes)
+    assert any("of the text model, which the layout gguf writes" in note for note in plan.notes)
 
 
 def test_a_quantized_vision_part_is_verified_with_its_original(checkpoint: Path, tmp_path: Path) -> None:

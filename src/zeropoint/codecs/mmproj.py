@@ -30,7 +30,7 @@ class MmprojFormat(LlamaCppFormat):
 
     mixtures: frozenset[str] = frozenset()
     prefix = "mmproj-"
-    elsewhere = "of the text model, which --format gguf writes"
+    elsewhere = "of the text model, which the layout gguf writes"
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         family = vision_family(config)
@@ -66,7 +66,7 @@ class MmprojFormat(LlamaCppFormat):
 def _loads(facts: Facts) -> Iterator[Problem]:
     if vision_family(facts.family) is None:
         yield Loads.NO, "the names of its vision part are not known here"
-    yield Loads.PARTLY, "as --mmproj, next to the text model in a GGUF file"
+    yield Loads.PARTLY, "as its vision file, next to the text model in a GGUF file"
 
 
 @dataclass(frozen=True)

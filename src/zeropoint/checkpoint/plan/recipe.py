@@ -183,8 +183,8 @@ KEPT = Recipe(default=Rule(gives=None))
 def codec_for(name: str | None, to: object = None) -> Codec:
     """Return the codec called ``name``, or the one for a scheme.
 
-    For None, the only codec that holds the scheme, or the default codec. to: a scheme, a preset or a mixture,
-    or None. ``q4_k_m`` is of one layout, which need not be named.
+    For None, the only codec that holds the scheme in files of whole models, or the default codec. to: a
+    scheme, a preset or a mixture, or None. ``q4_k_m`` is of one layout, which need not be named.
 
     >>> codec_for(None, "q4_k_m") is DEFAULT, codec_for(None, "w4a16") is DEFAULT
     (False, True)
@@ -196,7 +196,8 @@ def codec_for(name: str | None, to: object = None) -> Codec:
         owners = [
             codec
             for codec in CODECS.values()
-            if head in codec.presets or head.removesuffix(WEIGHTED) in codec.model_format.mixtures
+            if not codec.model_format.prefix
+            and (head in codec.presets or head.removesuffix(WEIGHTED) in codec.model_format.mixtures)
         ]
         if len(owners) == 1 and not _holds(DEFAULT, to):
             return owners[0]

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...architectures import Config, model_type
-from ...errors import UnsupportedError
+from ...errors import UnsupportedError, option
 from ...libraries import reading
 from ..containers.gguf import ALIGNMENT, GgufValue
 from ..containers.protocol import Found, Metadata, Read, Row
@@ -91,7 +91,8 @@ class LlamaCppFormat(ModelFormat):
             return ()
         unlike = [*family.unlike(family.described(model.config))]
         if vision_family(model.config) is not None:
-            unlike.append("images need the vision part, which convert --format mmproj --to float16 writes")
+            how = f"convert {option('format', 'mmproj')} {option('to', 'float16')}"
+            unlike.append(f"images need the vision part, which {how} writes")
         return [*tokenizer_values(model.config, model.read, model.rows)[1], *unlike]
 
     @_config
