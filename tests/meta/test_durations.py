@@ -18,6 +18,7 @@ COMPILES = {
 """Items that compile in each run, with what."""
 LONG = {
     "tests/checkpoint/model/test_models_on_devices.py": "whichever item is first imports transformers",
+    "tests/architectures/test_loaded_layers.py": "whichever item is first imports transformers",
     "tests/checkpoint/cluster/test_executor.py": "starts Ray and ends its workers, whichever item is first",
     "tests/docs/test_site.py::test_every_page_of_the_repository_is_built_and_in_the_navigation": (
         "builds the site"
