@@ -9,7 +9,7 @@ from zeropoint.errors import RangeError, SchemeError
 from zeropoint.schemes import Granularity
 from zeropoint.stats import Headroom, statistic_named
 
-CASES = ("plain", "outlier", "channels", "zeros")
+CASES = ("plain", "outlier", "channels", "zeros", "dust")
 MODELOPT = {
     ("plain", 16384.0): 19274.087890625,
     ("plain", 256.0): 301.1576232910156,
@@ -34,6 +34,8 @@ def inputs(kind: str) -> torch.Tensor:
     if kind == "zeros":
         x[:, ::2] = 0
         x[:400] = 0
+    if kind == "dust":
+        x[:100] *= 1e-9
     return x
 
 

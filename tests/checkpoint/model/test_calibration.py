@@ -370,14 +370,16 @@ def test_static_inputs_have_the_range_that_is_asked_for(source: Path, tmp_path: 
 
 
 def test_a_finished_run_with_another_range_of_inputs_is_not_resumed(source: Path, tmp_path: Path) -> None:
-    def write(input_range: str | None) -> None:
-        zp.quantize_checkpoint(
-            source, tmp_path / "out", "fp8", method="gptq", calibration=ids(), input_range=input_range
-        )
+    def write(input_range: str | None) -> str:
+        result = zp.quantize_checkpoint(
+            source, tmp_path / "out", "fp8", method="gptq", calibration=ids(), input_range=input_range,
+            if_exists="skip",
+        )  # fmt: skip
+        return result.notes[-1]
 
     write("percentile:99")
     before = digests(tmp_path / "out")
-    write("percentile:99")
+    assert "was finished by an earlier run" in write("percentile:99")
     with pytest.raises(CheckpointError):
         write(None)
     assert digests(tmp_path / "out") == before
