@@ -18,6 +18,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.quantized_layers import find_layers
 from zeropoint.checkpoint.read.source import open_source
+from zeropoint.codecs.containers.protocol import GraphFiles
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError, CheckpointError, UnsupportedError
 from zeropoint.recipes import Activation, parse_recipe
@@ -294,6 +295,42 @@ def test_a_model_that_does_not_fit_into_memory_is_refused(tmp_path: Path) -> Non
             source, tmp_path / "out", "w8a8_static", format="onnx", calibration=torch.zeros(1, 8192),
             max_memory="640M",
         )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Relu and MatMul, whose input takes 8 MiB for each sample."""
+    made = helper.make_graph(
+        [node("Relu", ["x"], ["y"]), node("MatMul", ["y", "w"], ["z"])], "main",
+        [info("x", 1, ["n", 2048, 1024])], [info("z", 1, ["n", 2048, 32])],
+        [numpy_helper.from_array(values((1024, 32)), "w")],
+    )  # fmt: skip
+    proto = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return save(proto, tmp_path_factory.mktemp("wide"))
+
+
+def test_inputs_of_layers_that_do_not_fit_into_memory_are_refused(wide: Path, tmp_path: Path) -> None:
+    x = torch.zeros(1, 1, 1).expand(3, 2048, 1024)
+    with pytest.raises(
+        CheckpointError, match=r"^running the model takes about 80\.\d MiB, .* use max_memory="
+    ):
+        zp.quantize_checkpoint(
+            wide, tmp_path / "out", "w8a8_static", format="onnx", calibration=x, max_memory="470M"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_batches_are_bounded_by_samples_and_by_the_bytes_of_inputs(model: Path, wide: Path) -> None:
+    def sizes(path: Path, module: str, x: torch.Tensor) -> list[int]:
+        source = open_source(path)
+        assert isinstance(source.root, Path)
+        names = {name: entry.file.name for name, entry in source.entries.items()}
+        files = GraphFiles(graph=source.graph, folder=source.root, files=names)
+        seen = source.container.layer_inputs(files, [module], lambda _: {"": x}, lambda _: None)
+        return [len(each) for _, each in seen]
+
+    assert sizes(model, "second", images()[0][:40]) == [1, 16, 16, 7]
+    assert sizes(wide, "w", torch.zeros(1, 1, 1).expand(5, 2048, 1024)) == [1, 2, 2]
 
 
 def test_inputs_that_are_no_data_stay_as_they_are(tmp_path: Path) -> None:

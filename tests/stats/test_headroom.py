@@ -7,7 +7,7 @@ import torch
 
 from zeropoint.errors import RangeError, SchemeError
 from zeropoint.schemes import Granularity
-from zeropoint.stats import Headroom, statistic_named
+from zeropoint.stats import BlockMaxima, Headroom, statistic_named
 
 CASES = ("plain", "outlier", "channels", "zeros", "dust")
 MODELOPT = {
@@ -39,7 +39,7 @@ def inputs(kind: str) -> torch.Tensor:
     return x
 
 
-def end_of(statistic: Headroom, *batches: torch.Tensor) -> float:
+def end_of(statistic: BlockMaxima, *batches: torch.Tensor) -> float:
     state = statistic.start()
     for batch in batches:
         state = statistic.update(state, batch)
@@ -50,7 +50,7 @@ def end_of(statistic: Headroom, *batches: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(("kind", "rho"), MODELOPT)
 def test_ranges_are_within_half_a_bin_of_modelopt_s(kind: str, rho: float) -> None:
-    found = end_of(Headroom(rho=rho), *inputs(kind).split(100))
+    found = end_of(BlockMaxima(rule=Headroom(rho=rho)), *inputs(kind).split(100))
     assert 1 / THEIR_BINS / 1.01 < found / MODELOPT[kind, rho] < THEIR_BINS * 1.01
 
 
@@ -65,19 +65,19 @@ def test_ranges_of_bfloat16_follow_from_sorted_blocks(kind: str, rho: float) -> 
     kept = [v for v in blocks if v >= upper / 1e6]
     anchor = kept[math.ceil(len(kept) / 100) - 1]
     least = max(rho * anchor, upper)
-    assert least <= end_of(Headroom(rho=rho), x) <= least * step
+    assert least <= end_of(BlockMaxima(rule=Headroom(rho=rho)), x) <= least * step
 
 
 def test_batches_and_ragged_rows_give_the_range_of_all_blocks() -> None:
     x = inputs("channels")
-    whole = end_of(Headroom(), x)
-    assert end_of(Headroom(), *x.split(7)) == whole
-    statistic = Headroom()
+    whole = end_of(BlockMaxima(), x)
+    assert end_of(BlockMaxima(), *x.split(7)) == whole
+    statistic = BlockMaxima()
     halves = [statistic.measure(part) for part in x.chunk(2)]
     assert statistic.range(statistic.merge(*halves))[1].item() == whole
     padded = torch.cat([x, torch.zeros(512, 11)], dim=1)
-    assert end_of(Headroom(), padded[:, :250]) == end_of(
-        Headroom(), torch.nn.functional.pad(x[:, :250], (0, 6))
+    assert end_of(BlockMaxima(), padded[:, :250]) == end_of(
+        BlockMaxima(), torch.nn.functional.pad(x[:, :250], (0, 6))
     )
 
 
@@ -85,19 +85,19 @@ def test_blocks_that_are_not_finite_are_left_out_and_counted() -> None:
     x = inputs("plain")
     x[0, 3], x[1, 20] = math.nan, -math.inf
     clean = torch.cat([x[0, 16:], x[1, :16], x[1, 32:], x[2:].flatten()])
-    statistic = Headroom()
+    statistic = BlockMaxima()
     state = statistic.measure(x)
     assert (int(state["seen"]), int(state["left_out"])) == (512 * 16 - 2, 2)
-    assert statistic.range(state)[1].item() == end_of(Headroom(), clean)
+    assert statistic.range(state)[1].item() == end_of(BlockMaxima(), clean)
 
 
 def test_only_zeros_have_the_range_zero() -> None:
-    assert end_of(Headroom(), torch.zeros(4, 32)) == 0
+    assert end_of(BlockMaxima(), torch.zeros(4, 32)) == 0
 
 
 def test_other_granularities_and_ratios_are_refused() -> None:
     with pytest.raises(SchemeError, match="headroom is a range of a whole tensor, not one per channel"):
-        Headroom(granularity=Granularity.channel(-1), shape=(8,))
+        BlockMaxima(granularity=Granularity.channel(-1), shape=(8,))
     for rho in (0.0, 28672.0, math.nan):
         with pytest.raises(RangeError, match=r"must lie above 0 and below 28672"):
             statistic_named(f"headroom:{rho}")

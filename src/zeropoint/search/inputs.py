@@ -80,7 +80,8 @@ class InputSource:
     """Source of the inputs of weights: one of three, or none.
 
     calibration: data that the model runs on. imatrix: a file of llama.cpp. statistics: files of a run.
-    input_range: the statistic that gives static inputs their range, or None.
+    input_range: the statistic that gives static inputs their range, or None. Raises OptionError for more than
+    one source and for a range without data, CalibrationError for an unknown statistic.
     """
 
     calibration: Windows | None = None
@@ -88,11 +89,7 @@ class InputSource:
     statistics: Sequence[Path] = ()
     input_range: str | None = None
 
-    def require_one(self) -> InputSource:
-        """Return itself; raises OptionError where more than one option is given.
-
-        Raises CalibrationError for an unknown statistic, OptionError for one without data.
-        """
+    def __post_init__(self) -> None:
         if self.input_range is not None:
             statistic_named(self.input_range)
             if self.calibration is None:
@@ -109,7 +106,14 @@ class InputSource:
         if len(named) > 1:
             many = "both" if len(named) == 2 else "all"
             raise OptionError(f"{all_of(named)} {many} say what inputs are; give one of them")
-        return self
+
+    def require_static(self, plan: CheckpointPlan) -> None:
+        """Raise OptionError for a range of inputs where none is static."""
+        if self.input_range is not None and not static_inputs(plan):
+            raise OptionError(
+                f"{option('input_range', self.input_range)} is for static inputs, and this plan has none; "
+                "leave it out"
+            )
 
     def reader(self, limits: Limits, *, progress: bool) -> TakeInputs | None:
         """Return the reader of these inputs, or None; progress: shows a bar."""
@@ -173,7 +177,11 @@ def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Output]]:
 def with_ranges(
     plan: CheckpointPlan, given: Given | None, *, ranges: str | None = None, progress: bool = False
 ) -> CheckpointPlan:
-    """Return the plan with calibrated scales of static inputs, if any."""
-    if given is None or not (static_inputs(plan) or ranges):
-        return plan
-    return calibrated(plan, given, ranges=ranges, progress=progress)
+    """Return the plan with calibrated scales of static inputs, if any.
+
+    Where there are none, a note says that ``ranges`` is not used.
+    """
+    if given is not None and static_inputs(plan):
+        return calibrated(plan, given, ranges=ranges, progress=progress)
+    unused = f"{option('input_range', ranges)} is not used: no layer has static inputs"
+    return plan if ranges is None else replace(plan, notes=(*plan.notes, unused))

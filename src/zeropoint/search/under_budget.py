@@ -192,7 +192,7 @@ def search_checkpoint(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
     data = requested_windows(calibration, samples, length)
-    inputs = InputSource(calibration=data, imatrix=imatrix, statistics=paths(statistics)).require_one()
+    inputs = InputSource(calibration=data, imatrix=imatrix, statistics=paths(statistics))
     page = None if out is None or not report else Path(out).with_name(f"{Path(out).name}.html")
     _require_apart(out=out, plot=plot, state=state, report=page)
     limits = Limits.default(workers, max_memory, device)
@@ -326,9 +326,7 @@ def quantize_checkpoint(
         budget=budget, candidates=candidates, state=state, importance=importance, text=text, refine=refine
     )
     data, files = requested_windows(calibration, samples, length), paths(statistics)
-    inputs = InputSource(
-        calibration=data, imatrix=imatrix, statistics=files, input_range=input_range
-    ).require_one()
+    inputs = InputSource(calibration=data, imatrix=imatrix, statistics=files, input_range=input_range)
     writing = Writing(
         overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists,
         executor=executor, address=address, spool=spool, report=report, progress=progress,
@@ -345,6 +343,7 @@ def quantize_checkpoint(
                 opened, to, recipe=recipe, plan=plan, format=format, method=method, selection=selection,
                 limits=limits,
             )  # fmt: skip
+            inputs.require_static(made)
         else:
             request = what.request(codec_for(format), method, selection, limits)
             request = replace(request, inputs=inputs.reader(limits, progress=progress is True))

@@ -5,7 +5,7 @@ from .accumulator import Accumulator, State, Statistics
 from .clipping import NoClipping, Percentile
 from .divergence import LeastDivergence
 from .extremes import MinMax, MovingAverage
-from .headroom import Headroom
+from .headroom import BlockMaxima, Headroom
 from .histogram import ClipRule, Histogram
 from .histogram_counts import HistogramCounts
 from .least_error import LeastError
@@ -18,6 +18,7 @@ __all__ = [
     "AbsoluteMean",
     "Accumulator",
     "Batch",
+    "BlockMaxima",
     "ClipRule",
     "CrossGram",
     "HistogramCounts",

@@ -36,24 +36,31 @@ _FLOOR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class AboveAnchor:
-    """Symmetric range above a low percentile of block magnitudes, as in ModelOpt.
+class Headroom:
+    """Symmetric range above a low percentile of block maxima.
 
-    ``upper`` is the 99.99th percentile of the largest magnitudes of blocks, and ``anchor`` the first
-    percentile of the others from a millionth of it; zeros are left out. Both are outer edges of bins,
-    and never past the largest.
+    The formula is NVIDIA ModelOpt's (0.47, ``NVFP4ActHeadroomCalibrator``): ``upper`` is the 99.99th
+    percentile of the maxima, and ``anchor`` the first percentile of all that are at least a millionth of
+    ``upper``. Zeros are left out. Both are upper edges of bins, and never past the largest.
 
     Args:
-        rho: the end of the range over the anchor.
+        rho: the end of the range over the anchor, below 28672; less leaves more room for small blocks.
+
+    Raises:
+        RangeError: for other ``rho``.
     """
 
-    rho: float
+    rho: float = 16384.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rho < NORMAL_RANGE:
+            raise RangeError(f"rho (={self.rho}) must lie above 0 and below {NORMAL_RANGE:.0f}")
 
     def pick(self, block: HistogramCounts) -> tuple[float, float]:
         """Return the range that follows from the counts.
 
         Args:
-            block: counts of the largest magnitudes.
+            block: counts of the maxima.
         """
         counts, ends = block.positive.copy(), np.minimum(block.edges[1:], block.maximum)
         counts[0] = 0
@@ -66,33 +73,29 @@ class AboveAnchor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Headroom(Histogram):
-    """Histogram of block maxima, with a range that leaves room above them.
+class BlockMaxima(Histogram):
+    """Histogram of the largest magnitudes of blocks of 16 values.
 
-    Blocks are 16 values along the last axis, the last one of a row padded with zeros. The formula is NVIDIA
-    ModelOpt's (0.47, ``NVFP4ActHeadroomCalibrator``). A block with NaN or Inf counts
-    as one value that is left out.
+    Blocks lie along the last axis, the last one of a row padded with zeros. A block with NaN or Inf counts as
+    one value that is left out.
 
     Args:
-        rho: the end of the range over the anchor, below 28672; less leaves more room for small blocks.
+        rule: how a range follows from the counts; :class:`Headroom` by default.
 
     Raises:
-        RangeError: for other ``rho``.
         SchemeError: for a granularity other than ``tensor``.
 
     Example:
-        >>> statistic = Headroom()
+        >>> statistic = BlockMaxima()
         >>> state = statistic.update(statistic.start(), torch.ones(2, 64))
         >>> statistic.range(state)
         (tensor([-16384.], dtype=torch.float64), tensor([16384.], dtype=torch.float64))
     """
 
-    rho: float = 16384.0
+    rule: ClipRule = Headroom()
     mantissa_bits: int = 7
 
     def __post_init__(self) -> None:
-        if not 0 < self.rho < NORMAL_RANGE:
-            raise RangeError(f"rho (={self.rho}) must lie above 0 and below {NORMAL_RANGE:.0f}")
         if self.granularity != TENSOR:
             raise SchemeError(f"headroom is a range of a whole tensor, not one per {self.granularity}")
         super().__post_init__()
@@ -107,12 +110,6 @@ class Headroom(Histogram):
         rows = x.detach().abs().reshape(-1, x.shape[-1] if x.ndim else 1)
         rows = pad(rows, (0, -rows.shape[-1] % BLOCK))
         return super().measure(rows.reshape(len(rows), -1, BLOCK).amax(-1) if rows.numel() else rows)
-
-    def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the range that follows from the counts."""
-        rule: ClipRule = AboveAnchor(rho=self.rho)
-        low, high = rule.pick(self.counted(state)[0])
-        return torch.tensor([low], dtype=torch.float64), torch.tensor([high], dtype=torch.float64)
 
 
 def _bin(counts: np.ndarray[tuple[int], np.dtype[np.int64]], share: Fraction) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from ..errors import CalibrationError, near_misses
 from ..schemes import Scheme
@@ -11,7 +10,7 @@ from .absolute_mean import AbsoluteMean
 from .clipping import Percentile
 from .divergence import LeastDivergence
 from .extremes import MinMax, MovingAverage
-from .headroom import Headroom
+from .headroom import BlockMaxima, Headroom
 from .histogram import Histogram
 from .least_error import LeastError
 from .statistic import Statistic
@@ -47,8 +46,8 @@ def _entropy(scheme: Scheme, shape: tuple[int, ...], _: float | None) -> Statist
 
 
 def _headroom(scheme: Scheme, shape: tuple[int, ...], rho: float | None) -> Statistic:
-    plain = Headroom(granularity=scheme.granularity, shape=shape)
-    return plain if rho is None else replace(plain, rho=rho)
+    rule = Headroom() if rho is None else Headroom(rho=rho)
+    return BlockMaxima(granularity=scheme.granularity, shape=shape, rule=rule)
 
 
 _MAKERS: dict[str, Callable[[Scheme, tuple[int, ...], float | None], Statistic]] = {

@@ -398,9 +398,23 @@ def test_a_range_of_inputs_needs_static_inputs_data_and_a_name(source: Path, tmp
         input_range="mse",
     )
     refused("w4a16", "has none", OptionError, calibration=ids(), input_range="mse", method="gptq")
+    absent = tmp_path / "absent.txt"  # which is not read, and no weight is solved before
+    refused("w4a16", "has none", OptionError, calibration=absent, input_range="mse", method="gptq")
     refused("fp8", "is learned from data; pass calibration=FILE", OptionError, input_range="mse")
     refused("fp8", "is unknown", CalibrationError, calibration=ids(), input_range="maximum")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_range_of_inputs_that_a_budget_does_not_use_is_said(source: Path, tmp_path: Path) -> None:
+    result = zp.quantize_checkpoint(
+        source,
+        tmp_path / "out",
+        budget="8bpw",
+        candidates="w4a16,w8a16",
+        calibration=ids(),
+        input_range="mse",
+    )
+    assert "input_range='mse' is not used: no layer has static inputs" in result.notes
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ...architectures import is_transposed
 from ...codecs.protocol import LayerScheme
-from ...errors import CalibrationError, OptionError, UnsupportedError, count, option, printable
+from ...errors import CalibrationError, UnsupportedError, count, option, printable
 from ...methods import method_named
 from ...methods.channels import in_order
 from ...methods.rotate import unrotated
@@ -49,10 +49,6 @@ def calibrated(
     """
     plan = weighted(plan)
     static = static_inputs(plan)
-    if ranges is not None and not static:
-        raise OptionError(
-            f"{option('input_range', ranges)} is for static inputs, and this plan has none; leave it out"
-        )
     wanted = {w.module: w for w in plan.weights if _takes(w.method) or w.layer in static}
     if not wanted and plan.recipe.quality is not None:
         return replace(plan, notes=(*plan.notes, "no method takes calibration data, which are not read"))

@@ -26,7 +26,7 @@ from ...libraries import reading
 from ..plan.limits import Limits
 from ..read.source import Source, open_source
 from ..read.storage import Place, read_small, shown
-from .running_model import whole_model
+from .running_model import LIBRARIES, whole_model
 from .solved_weights import folder_for
 
 _REMEDY = "export it by hand, with torch.onnx.export or optimum-cli export onnx, and pass the .onnx file"
@@ -86,7 +86,7 @@ def _export(source: Source, path: Path, limits: Limits) -> None:
     what = f"torch {torch.__version__} does not export the model of {shown(source.root)}"
     with reading(what, _REMEDY, UnsupportedError):
         nbytes = 4 * sum(math.prod(entry.shape) for entry in source.entries.values())
-        limits.require(int(_COPIES * nbytes), f"exporting {shown(source.given)}", _REMEDY)
+        limits.require(LIBRARIES + int(_COPIES * nbytes), f"exporting {shown(source.given)}", _REMEDY)
         model: Any = whole_model(source, limits, _REMEDY, torch.float32)
         model.config.use_cache = False
         program = _program(model, batch)

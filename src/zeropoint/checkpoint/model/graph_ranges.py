@@ -23,13 +23,14 @@ from ..plan.limits import Limits
 from ..plan.output_tensors import Output
 from ..plan.row_reader import NewTensor
 from ..read.source import Source
+from .running_model import LIBRARIES
 from .tokens import OWN, TEXT_OF_IDS, Windows, read_tensors, windows_of
 
 EXTREMES = "minmax"
 """The statistic of static inputs that nobody names."""
 _MOST_BYTES = 1 << 30
-_COPIES = 1.1
-"""Peak memory of a running model over the size of its weights; 0.7 was measured at 384 MiB."""
+_COPIES, _TIMES = 1.1, 10
+"""Peak memory of a running model over the size of its weights, and of the inputs of its layers."""
 
 
 def input_params(
@@ -46,7 +47,8 @@ def input_params(
     Args:
         source: a model with a graph and float weights, on a disk.
         weights: of the layers, whose methods need no data.
-        data: a .safetensors file with a tensor (samples, ...) for each input of the graph, or such a tensor.
+        data: a .safetensors file with a tensor (samples, ...) for each input of the graph, or such a tensor;
+            text or token ids where the graph reads ``input_ids``.
         limits: what memory there is.
         ranges: the statistic, as for :func:`calibrated`.
         progress: whether to show a bar.
@@ -65,7 +67,12 @@ def input_params(
         raise UnsupportedError("models with a graph run from a disk; copy the model there first")
     nbytes = sum(entry.nbytes for entry in source.entries.values())
     remedy = "quantize it to a scheme without static inputs"
-    limits.require(int(_COPIES * nbytes), "running the model", remedy)
+
+    def require(inputs: int) -> None:
+        libraries = LIBRARIES if source.config else 0  # for its tokenizer, or its export
+        limits.require(libraries + int(_COPIES * nbytes + _TIMES * inputs), "running the model", remedy)
+
+    require(0)
     files = {name: entry.file.name for name, entry in source.entries.items()}
     graph = GraphFiles(graph=source.graph, folder=source.root, files=files)
     statistic = statistic_named(ranges or EXTREMES)
@@ -73,7 +80,7 @@ def input_params(
         module: Observer(statistic(given.scheme, (1,)), name=f"the input of {printable(module)}")
         for module, given in wanted.items()
     }
-    seen = source.container.layer_inputs(graph, observers.keys(), partial(_samples, source, data))
+    seen = source.container.layer_inputs(graph, observers.keys(), partial(_samples, source, data), require)
     for module, x in counted(seen, "Running the model", shown=progress):
         observers[module].update(x)
     return {module: observers[module].params(given.scheme) for module, given in wanted.items()}
@@ -124,7 +131,7 @@ def _is_of_arrays(data: Windows, names: Sequence[str]) -> bool:
     """Return whether data have a tensor for each input of a graph."""
     if isinstance(data.given, torch.Tensor):
         return len(names) == 1
-    return str(data.given).endswith(TEXT_OF_IDS) and len(_tensors(data)) > 1
+    return str(data.given).endswith(TEXT_OF_IDS) and (len(names) == 1 or len(_tensors(data)) > 1)
 
 
 def _from_tokens(source: Source, data: Windows, names: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -141,7 +148,7 @@ def _from_tokens(source: Source, data: Windows, names: Sequence[str]) -> dict[st
         )
     config = source.config or {}
     vocabulary, longest = (
-        size if isinstance(size := config.get(key), int) else _LONGEST
+        size if type(size := config.get(key)) is int and size > 0 else _LONGEST
         for key in ("vocab_size", "max_position_embeddings")
     )
     ids = torch.cat(windows_of(data, source, vocabulary=vocabulary, longest=longest))

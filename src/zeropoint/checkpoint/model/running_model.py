@@ -63,6 +63,10 @@ class RunningModel:
     device: torch.device
 
 
+LIBRARIES = 176 << 20
+"""Memory of transformers, onnx and what they load, beyond Python with torch."""
+
+
 @contextmanager
 def running(
     source: Source, given: Given | Batches, limits: Limits, *, remedy: str,

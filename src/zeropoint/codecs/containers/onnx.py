@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -115,10 +115,10 @@ class OnnxFiles(Container):
         return session_error(file)
 
     def layer_inputs(
-        self, files: GraphFiles, modules: Collection[str], samples: Samples
+        self, files: GraphFiles, modules: Collection[str], samples: Samples, require: Callable[[int], None]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """See :class:`Container`: onnxruntime runs the model."""
-        return layer_inputs(files, modules, samples)
+        return layer_inputs(files, modules, samples, require)
 
     def head(self, rows: Iterable[Row], metadata: Metadata) -> Head:
         """See :class:`Container`: numbers alone."""

@@ -5,7 +5,7 @@ Ranges follow onnxruntime's arithmetic, which differs between machines.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from .protocol import GraphFiles, Samples
 
 DATA_INPUTS = {"Conv": (0,), "ConvTranspose": (0,), "Gemm": (0,), "MatMul": (1, 0)}
 """Data input of a node: the first, or the one that is not the weight."""
-SAMPLES = 16
-"""Samples that a graph of any batch size runs on together."""
+SAMPLES, BATCH_BYTES = 16, 16 << 20
+"""Limits of a batch of a graph of any batch size: samples, and bytes of the inputs of all layers."""
 _PROBLEM = "onnxruntime does not run the model", "quantize it to a scheme without static inputs"
 
 
@@ -32,7 +32,7 @@ def data_of(each: Initializer) -> Iterator[tuple[Read, int]]:
 
 
 def layer_inputs(
-    files: GraphFiles, modules: Collection[str], samples: Samples
+    files: GraphFiles, modules: Collection[str], samples: Samples, require: Callable[[int], None]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield modules with their inputs by batch; see :meth:`.protocol.Container.layer_inputs`."""
     if not has_runtime():
@@ -54,12 +54,19 @@ def layer_inputs(
     outputs = sorted(set[str]().union(*read.values()) - {each.name for each in inputs})
     for name in outputs:
         model.graph.output.add().name = name
-    batches = _batches(inputs, samples([each.name for each in inputs]))
+    arrays = _arrays(inputs, samples([each.name for each in inputs]))
+    fixed, end = _batch_of(inputs, arrays)
     with reading(*_PROBLEM, UnsupportedError):
         session = opened(model.SerializeToString(), files.folder)
-    for batch in batches:
+    begin, size, taken = 0, fixed or 1, 0
+    while begin < end:
+        batch = {name: array[begin : min(begin + size, end)] for name, array in arrays.items()}
         with reading(*_PROBLEM, UnsupportedError):
             results = session.run(outputs, batch)
+        if not begin:
+            taken = sum(each.nbytes for each in results)
+            require(taken)
+        begin, size = begin + size, fixed or max(1, min(SAMPLES, BATCH_BYTES // max(1, taken)))
         seen = batch | dict(zip(outputs, results, strict=True))
         for module, names in read.items():
             for name in names:
@@ -76,18 +83,16 @@ def _data_names(
             yield module, {read.node.input[n] for read, n in data_of(each) if read.graph is graph}
 
 
-def _batches(inputs: Sequence[Any], samples: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """Return the batches of a graph; raises CalibrationError for foreign samples."""
-    arrays = _arrays(inputs, samples)
+def _batch_of(inputs: Sequence[Any], arrays: Mapping[str, Any]) -> tuple[int, int]:
+    """Return a graph's fixed batch size or 0, and usable samples.
+
+    Raises CalibrationError for fewer samples than the batch size.
+    """
     count = min(map(len, arrays.values()))
-    fixed = {size for each in inputs if (size := _batch_size(each))}
-    size = min(fixed, default=SAMPLES)
-    if fixed and count < size:
+    size = min((size for each in inputs if (size := _batch_size(each))), default=0)
+    if count < size:
         raise CalibrationError(f"the model takes {size} samples at once, and there are {count}; give more")
-    most = count - count % size if fixed else count
-    return [
-        {name: array[n : min(n + size, most)] for name, array in arrays.items()} for n in range(0, most, size)
-    ]
+    return size, count - count % size if size else count
 
 
 def _batch_size(value: Any) -> int:

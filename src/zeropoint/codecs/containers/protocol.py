@@ -150,10 +150,11 @@ class Container(Protocol):
         return None
 
     def layer_inputs(
-        self, files: GraphFiles, modules: Collection[str], samples: Samples
+        self, files: GraphFiles, modules: Collection[str], samples: Samples, require: Callable[[int], None]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield modules, each with its float32 input of a batch.
 
+        require: is called with the bytes of all inputs of the first batch, and raises where memory is short.
         Raises CalibrationError for samples that are no inputs of the graph; UnsupportedError where no engine
         runs it here, and for a module whose inputs are not seen.
         """
