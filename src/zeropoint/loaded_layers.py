@@ -164,5 +164,5 @@ def _missing(owner: Any, module: nn.Module) -> nn.Linear | None:
     except _NoWeightError as error:
         return error.layer
     except (RuntimeError, ValueError, NotImplementedError, AttributeError, TypeError):
-        return None  # of what has no memory
+        return None  # it fills weights, and there is no memory behind them here
     return None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 LOSSLESS, LOSSLESS_OR_NEAREST = "lossless", "lossless_or_nearest"
 OF_CODES = (LOSSLESS, LOSSLESS_OR_NEAREST)
-"""Methods that convert the codes which a weight has."""
+"""Methods that convert existing codes."""
 OF_TABLES = ("kmeans",)
-"""Methods whose codes have a format that is fitted to the weight: no file layout holds it."""
+"""Methods that fit a format to each weight, which no file layout holds."""
 ROTATING = "hadamard"
 """Prefix of methods that rotate weights: what has their codes rotates inputs."""
 OF_MODELS = (*OF_CODES, *OF_TABLES, ROTATING)

@@ -269,19 +269,8 @@ class Gguf(Codec):
     )
     reader = GgufReader
     usual = (LLAMA_CPP,)
-    candidates = (
-        "q2_k",
-        "q3_k",
-        "iq4_xs",
-        "iq4_nl",
-        "q4_0",
-        "q4_k",
-        "q5_0",
-        "q5_k",
-        "q6_k",
-        "q8_0",
-    )
-    methods = ("gguf",)
+    candidates = ("q2_k", "q3_k", "iq4_xs", "iq4_nl", "q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "q8_0")
+    methods = tuple[str, ...](["gguf"])
     model_format = LlamaCppFormat()
 
     def layout(self, layer: LayerScheme) -> str:

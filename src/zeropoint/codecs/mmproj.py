@@ -14,14 +14,21 @@ from typing import Any
 from ..architectures import Config
 from ..errors import UnsupportedError
 from .containers.gguf import ALIGNMENT, GgufValue
-from .containers.protocol import Metadata, Row
+from .containers.protocol import Found, Metadata, Read, Row
 from .divided_tensors import TensorPiece, Whole
 from .engines import HUMMING, LLAMA_CPP, SGLANG, TRANSFORMERS, VLLM, Facts, Loads, Problem, not_read, rules
 from .gguf import Gguf
-from .llama_cpp.gguf_format import FILE_TYPE, LlamaCppFormat, file_type
-from .llama_cpp.model_values import ARCHITECTURE
-from .llama_cpp.vision_families import FAMILIES, VISION, vision_family, vision_form, vision_values
-from .model_format import ModelFiles
+from .llama_cpp.gguf_format import FILE_TYPE, LlamaCppFormat, file_type, of_file
+from .llama_cpp.model_values import ARCHITECTURE, PlainValues
+from .llama_cpp.vision_families import (
+    FAMILIES,
+    VISION,
+    read_vision,
+    vision_family,
+    vision_form,
+    vision_values,
+)
+from .model_format import FileModel, ModelFiles
 from .stored_forms import StoredForm
 
 
@@ -31,6 +38,9 @@ class MmprojFormat(LlamaCppFormat):
     mixtures: frozenset[str] = frozenset()
     prefix = "mmproj-"
     elsewhere = "of the text model, which the layout gguf writes"
+
+    def owns(self, metadata: Metadata) -> bool:
+        return not super().owns(metadata)
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         family = vision_family(config)
@@ -56,6 +66,10 @@ class MmprojFormat(LlamaCppFormat):
             GgufValue.of(value)  # raises for what has no place in a file
         return {**values, "general.quantization_version": 2}
 
+    @of_file
+    def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
+        return read_vision(found, PlainValues(metadata))
+
     def remarks(self, model: ModelFiles) -> Sequence[str]:
         return ()
 
@@ -75,7 +89,7 @@ class Mmproj(Gguf):
 
     name = "mmproj"
     title = "the vision files of llama.cpp (mmproj)"
-    methods = ()  # type: ignore[assignment]  # of another length; no configuration names this layout
+    methods = ()  # no configuration names this layout
     engines = rules(dict.fromkeys((TRANSFORMERS, VLLM, HUMMING, SGLANG), not_read) | {LLAMA_CPP: _loads})
     model_format = MmprojFormat()
 

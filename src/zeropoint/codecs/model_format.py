@@ -99,6 +99,14 @@ class ModelFormat:
     elsewhere: str = ""
     mixture_method: str = ""
 
+    def owns(self, metadata: Metadata) -> bool:
+        """Return whether a file of the container is of this format.
+
+        Args:
+            metadata: of the file.
+        """
+        return True
+
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """Return the stored form of a tensor, or None if unchanged.
 

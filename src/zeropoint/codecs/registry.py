@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import UnsupportedError, near_misses
 from . import compressed_tensors
+from .containers.protocol import Metadata
 from .protocol import Codec
 from .stored_forms import StoredForm
 
@@ -46,20 +47,22 @@ def get_codec(name: str) -> Codec:
     return codec
 
 
-def codec_of(container: str, file: str = "") -> Codec:
+_NONE: Metadata = MappingProxyType({})
+
+
+def codec_of(container: str, metadata: Metadata = _NONE) -> Codec:
     """Return the codec of files that are not safetensors.
 
     Args:
         container: name of their container.
-        file: name of one of them, whose begin tells codecs of one container apart.
+        metadata: of one of them, which tells codecs of one container apart.
 
     Example:
-        >>> codec_of("gguf").name, codec_of("gguf", "mmproj-model.gguf").name
+        >>> codec_of("gguf").name, codec_of("gguf", {"general.architecture": "clip"}).name
         ('gguf', 'mmproj')
     """
-    found = [codec for codec in CODECS.values() if codec.container == container]
-    fitting = [codec for codec in found if file.startswith(codec.model_format.prefix)]
-    return max(fitting, key=lambda codec: len(codec.model_format.prefix))
+    found = (codec for codec in CODECS.values() if codec.container == container)
+    return next(codec for codec in found if codec.model_format.owns(metadata))
 
 
 _PLAIN = {codec.model_format for codec in CODECS.values() if codec.container == DEFAULT.container}

@@ -64,7 +64,7 @@ class RunningModel:
 
 
 LIBRARIES = 176 << 20
-"""Memory of transformers, onnx and what they load, beyond Python with torch."""
+"""Memory of the libraries that run models, beyond Python with torch."""
 
 
 @contextmanager

@@ -50,6 +50,7 @@ def loadable(floats: Floats, decisions: Sequence[TensorDecision]) -> tuple[Float
         return floats, decisions
     if not is_of_vllm(config):
         floats, decisions = _with_its_layers(floats, decisions)
+    # Weights of several schemes are not decoded while they load, which the verdict says.
     if len(layers) == 1 and cannot_decode(floats.source.entries, config):
         decisions = _with_asked(floats, decisions)
     return floats, decisions

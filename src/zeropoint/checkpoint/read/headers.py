@@ -25,8 +25,8 @@ from .tensor_entries import Entries, TensorEntry
 def read_header(path: Place, name: str | None = None) -> Header:
     """Read and validate the header of the file at ``path``, without data.
 
-    name: decides the container where the path has another name. name: that tells what kind of file it is,
-    where the path has another. Raises CheckpointError for a file that is not well-formed.
+    name: tells what kind of file it is, where the path has another. Raises CheckpointError for a file that is
+    not well-formed.
     """
     container = container_of(name or path.name)
     if container.indexed:
@@ -40,7 +40,7 @@ def read_header(path: Place, name: str | None = None) -> Header:
 
     try:
         found, metadata = container.parse(read, file.stamp.size)
-        model = codec_of(container.name).model_format.read(found, metadata, read)
+        model = codec_of(container.name, metadata).model_format.read(found, metadata, read)
         table = _entries(path, found, model)
         graph = container.graph(read, file.stamp.size)
         inside = container.inside(graph)

@@ -230,7 +230,7 @@ def verify(
 
 def _placed(original: Original, source: Source) -> Original:
     """Return an original with the tensors of files like ``source``."""
-    codec = codec_of(source.container.name, source.shards[0])
+    codec = codec_of(source.container.name, source.metadata[source.shards[0]])
     floats = as_loaded(original.floats.in_pieces(codec), source.entries)
     return replace(original, floats=floats.without(floats.omitted(codec)))
 

@@ -96,7 +96,7 @@ class GraphFiles(NamedTuple):
 
 
 Samples: TypeAlias = "Callable[[Sequence[str]], Mapping[str, torch.Tensor]]"
-"""From the names of a graph's inputs to a tensor (samples, ...) for each, or to one unnamed tensor."""
+"""Takes the names of a graph's inputs; returns a tensor (samples, ...) for each, or one unnamed tensor."""
 
 
 class Container(Protocol):

@@ -107,7 +107,7 @@ _LLAMA = Family(
     defaults=MappingProxyType({**_RMS, "max_position_embeddings": 2048}),
 )
 _EVERY = 4
-"""Every so many layers of Cohere 2 and Llama 4 attend to the whole context, without rotary embeddings."""
+"""Period of layers with full attention and without rotary embeddings in Cohere 2 and Llama 4."""
 
 
 def require_every_fourth(text: Config, local: str) -> None:

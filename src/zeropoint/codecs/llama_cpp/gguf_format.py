@@ -21,7 +21,7 @@ from .families import family_of, form_of, pieces_of, wholes_of
 from .mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE, SMALLER, types_of
 from .model_values import ARCHITECTURE, PlainValues, long_factors, model_values, read_model, rope_factors
 from .tokenizer_files import tokenizer_files
-from .vision_families import VISION, read_vision, vision_family
+from .vision_families import VISION, vision_family
 from .vocabulary import tokenizer_values
 
 _FILE_TYPES = MappingProxyType({
@@ -42,7 +42,7 @@ _MADE_BY = "quantize."
 
 
 _config = reading("config.json does not describe a model of llama.cpp", "download the checkpoint again")
-_file = reading("what the file says of its model is damaged", "download or export it again")
+of_file = reading("what the file says of its model is damaged", "download or export it again")
 
 
 class LlamaCppFormat(ModelFormat):
@@ -51,6 +51,10 @@ class LlamaCppFormat(ModelFormat):
     mixtures = frozenset(MIXTURES)
     mixture_method = "ggml"
     of_importance = OF_IMPORTANCE
+
+    @of_file
+    def owns(self, metadata: Metadata) -> bool:
+        return PlainValues(metadata).get(ARCHITECTURE) != VISION
 
     @_config
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
@@ -118,7 +122,7 @@ class LlamaCppFormat(ModelFormat):
             )
         return types_of(name, family, shapes, config)
 
-    @_file
+    @of_file
     def contradiction(self, metadata: Metadata, dtypes: Collection[str]) -> str | None:
         """See :class:`ModelFormat`: a file type that no tensor has."""
         said = PlainValues(metadata).get(FILE_TYPE)
@@ -130,13 +134,11 @@ class LlamaCppFormat(ModelFormat):
             return None
         return f"{FILE_TYPE} is {said}, which is a file of {name}, but no tensor with several axes is {name}"
 
-    @_file
+    @of_file
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
-        values = PlainValues(metadata)
-        clip = values.get(ARCHITECTURE) == VISION
-        return read_vision(found, values) if clip else read_model(found, metadata, data)
+        return read_model(found, metadata, data)
 
-    @_file
+    @of_file
     def companions(self, metadata: Metadata) -> Mapping[str, str]:
         return tokenizer_files(PlainValues(metadata))
 

@@ -91,7 +91,7 @@ _SIZES = MappingProxyType({
     "attention.head_count": "num_attention_heads",
 })
 _MODEL, _HEAD = "model.", "head."
-"""Begins of names: of the model in some files, and of layers that pool a whole image for no text model."""
+"""Prefixes of names: of the model in some files, and of pooling layers that no text model reads."""
 _BLOCK = re.compile(r"v\.blk\.(?P<n>\d+)\.(?P<rest>[\w.]+)")
 _LAYER = re.compile(r"encoder\.layers\.(?P<n>\d+)\.(?P<rest>.+)")
 

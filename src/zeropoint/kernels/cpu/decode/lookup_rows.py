@@ -16,7 +16,7 @@ from .rows import emit_values
 from .steps import put_picked
 
 SHARED, OF_BLOCK, OF_SIGN, OF_DIGIT = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
-"""Whose a table is: all blocks', each block's, one of two by the sign of the factor, or a digit's of five."""
+"""Tables: one for all blocks, one for each block, one for each sign of the factor, one for each digit."""
 LONGEST = 16
 """Most values of a code."""
 _ROOM = TILE + LONGEST
@@ -43,7 +43,7 @@ class LookupRows(NamedTuple):
     """Looked-up rows.
 
     bits, per: of a code, and its values. block: values of a block. cols, width, row_bytes: columns, blocks
-    and bytes of a row. kind: dtype of the values. whose: whose tables are: SHARED, OF_BLOCK, OF_SIGN or
+    and bytes of a row. kind: dtype of the values. whose: the kind of tables: SHARED, OF_BLOCK, OF_SIGN or
     OF_DIGIT.
     """
 

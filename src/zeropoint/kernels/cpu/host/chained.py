@@ -224,9 +224,14 @@ class LateCall:
     allocates = True
 
     def __init__(
-        self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, call: OnePass,
-        records: ChainRecords, width: int,
-    ) -> None:  # fmt: skip
+        self,
+        scheme: Scheme,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        call: OnePass,
+        records: ChainRecords,
+        width: int,
+    ) -> None:
         self._call, self._records, self._width = call, records, width
         self._made = parameter_tensors(scheme, shape, dtype)
         self._bytes = packing.packed_shape(shape, scheme.bits)

@@ -107,9 +107,13 @@ class QuantizeDynamicKernel(_Operator):
         return (data, params) if out is None else filled(out, data, params)
 
     def _in_one_pass(
-        self, x: torch.Tensor, out: Codes | None, extremes: Ends, room: ScaleMemory,
+        self,
+        x: torch.Tensor,
+        out: Codes | None,
+        extremes: Ends,
+        room: ScaleMemory,
         whole: TensorExtremes | None = None,
-    ) -> Codes:  # fmt: skip
+    ) -> Codes:
         """Choose scales and codes in one pass; the reference explains trouble."""
         scheme, call = self.request.scheme, self._once
         assert call is not None
