@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.model.loading import read_tensor
 from ..checkpoint.model.running_model import Batches
 from ..checkpoint.plan.row_reader import bytes_of
+from ..checkpoint.read.decoding import read_tensor
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
 from ..checkpoint.read.storage import OpenFiles, open_file, shown

@@ -10,19 +10,22 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..checkpoint.model.calibration import StatisticsOfModules, calibrated, mean_squares, require_text
-from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_importance
-from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Given, Windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import static_inputs
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.output_tensors import Output
 from ..errors import OptionError, all_of, count, option, printable
+from ..methods.method import MEAN_SQUARE as NEED
 from ..stats import MeanSquare, Statistics, statistic_named
+from . import lazy
 from .measuring import Importance, Weights
 from .offers import Choices
+
+if TYPE_CHECKING:  # it loads models
+    from ..checkpoint.model.calibration import StatisticsOfModules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class Inputs:
 
     def to_plan(self, plan: CheckpointPlan) -> CheckpointPlan:
         """Return a plan with the statistics where its method takes any."""
-        wanted = {weight.module for weight in plan.weights if takes_importance(weight.method)}
+        wanted = {weight.module for weight in plan.weights if lazy.takes_importance(weight.method)}
         found = {module: needs for module, needs in self.statistics.items() if module in wanted}
         return replace(plan, statistics=found) if found else plan
 
@@ -133,7 +136,7 @@ def of_imatrix(path: Path | str) -> TakeInputs:
 
     def take(found: Choices) -> Inputs:
         weights = list(_weights(found))
-        statistics, _ = mean_squares_of_file(path, weights)
+        statistics, _ = lazy.mean_squares_of_file(path, weights)
         return Inputs.of("imatrix", statistics, (weight.module for _, weight in weights))
 
     return take
@@ -144,7 +147,7 @@ def of_statistics(files: Sequence[Path]) -> TakeInputs:
 
     def take(found: Choices) -> Inputs:
         modules = [weight.module for _, weight in _weights(found)]
-        with SavedStatistics(files, found.source) as saved:
+        with lazy.SavedStatistics(files, found.source) as saved:
             known = {module: own for module in modules if (own := saved.mean_square(module)) is not None}
         return Inputs.of("statistics", {module: {NEED: own} for module, own in known.items()}, modules)
 
@@ -156,9 +159,9 @@ def of_calibration(given: Given, limits: Limits, *, progress: bool = False) -> T
 
     def take(found: Choices) -> Inputs:
         for plan in found.plans:
-            require_text(plan, given)
+            lazy.require_text(plan, given)
         weights = [weight for _, weight in _weights(found)]
-        statistics = mean_squares(found.source, weights, given, limits, progress=progress)
+        statistics = lazy.mean_squares(found.source, weights, given, limits, progress=progress)
         return Inputs.of("calibration", statistics, (weight.module for weight in weights))
 
     return take
@@ -182,6 +185,6 @@ def with_ranges(
     Where there are none, a note says that ``ranges`` is not used.
     """
     if given is not None and static_inputs(plan):
-        return calibrated(plan, given, ranges=ranges, progress=progress)
+        return lazy.calibrated(plan, given, ranges=ranges, progress=progress)
     unused = f"{option('input_range', ranges)} is not used: no layer has static inputs"
     return plan if ranges is None else replace(plan, notes=(*plan.notes, unused))

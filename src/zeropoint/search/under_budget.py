@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,14 +24,6 @@ from ..checkpoint.call_options import (
     planned,
     selection_of,
 )
-from ..checkpoint.model.calibration import calibrated
-from ..checkpoint.model.forward_pass import compared
-from ..checkpoint.model.graph_export import graph_of
-from ..checkpoint.model.importance import with_importance
-from ..checkpoint.model.running_model import tokens_digest_of
-from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
-from ..checkpoint.model.solved_weights import folder_for, in_order, solved
-from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Windows, requested_windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.file import PlanFile
@@ -43,6 +36,7 @@ from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place
 from ..checkpoint.run.executor import Executor
 from ..checkpoint.run.loop import RunResult, finished_before, require_free
+from ..codecs.containers import CONTAINERS
 from ..codecs.protocol import Codec
 from ..errors import OptionError, all_of, count, option, require_one
 from ..methods import method_named
@@ -51,12 +45,11 @@ from ..progress import bars
 from ..recipes import learns_from_data, one_name
 from ..shown import PAGE, PICTURE, page_of_results
 from ..signatures import by_signature
+from . import lazy
 from .budgets import Budget
-from .evolution import by_evolution
 from .inputs import InputSource, with_ranges
 from .search_result import SearchResult
 from .searching import EQUAL, RECIPE, SearchRequest, search, search_request
-from .weighing import weigh_by
 
 __all__ = ["quantize_checkpoint", "search_checkpoint"]
 
@@ -124,8 +117,8 @@ class _Budgeted:
             request,
             bar=bars(progress),
             state=None if out is None and self.state is None else self.state_of(out),
-            weigh=weigh_by(self.importance, self.text, limits),
-            improve=by_evolution(self.text, limits, self.refine) if self.refine else None,
+            weigh=lazy.weigh_by(self.importance, self.text, limits),
+            improve=lazy.by_evolution(self.text, limits, self.refine) if self.refine else None,
         )
         if page is not None:
             page.write([page_of_results(search=found)], overwrite=True)
@@ -337,7 +330,7 @@ def quantize_checkpoint(
         include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
     )
     learns = runs and (budget is not None or learns_from_data(method))
-    with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=learns) as opened:
+    with _with_graph(open_source(source), codec_for(format, to), target, spool, limits, learns) as opened:
         if budget is None:
             made = planned(
                 opened, to, recipe=recipe, plan=plan, format=format, method=method, selection=selection,
@@ -354,23 +347,32 @@ def quantize_checkpoint(
             require_loadable(made)
         if budget is not None:
             made = with_ranges(made, data, ranges=input_range, progress=progress is True)
-        elif data is not None and in_order(made):
+        elif data is not None and lazy.in_order(made):
             _require_local(writing, made)
             made = replace(made, asked=_asked(made, data, input_range))
             if (before := _finished_before(made, out, writing)) is not None:
                 return before
-            with folder_for(target, spool, restart=restart) as folder:
-                made, held_out = solved(made, data, folder, progress=progress is True)
+            with lazy.folder_for(target, spool, restart=restart) as folder:
+                made, held_out = lazy.solved(made, data, folder, progress=progress is True)
                 made = with_ranges(made, data, ranges=input_range, progress=progress is True)
                 result = writing.write(made, out, "quantizing")
-            return compared(result, made.source, held_out, limits)
+            return lazy.compared(result, made.source, held_out, limits)
         elif files:
             return _by_statistics(made, files, out, writing)
         elif data is not None:
-            made = calibrated(made, data, ranges=input_range, progress=progress is True)
+            made = lazy.calibrated(made, data, ranges=input_range, progress=progress is True)
         elif imatrix is not None:
             made = _important(made, imatrix)
         return writing.write(made, out, "quantizing")
+
+
+def _with_graph(
+    source: Source, codec: Codec, out: Place, spool: Path | str | None, limits: Limits, learns: bool
+) -> AbstractContextManager[Source]:
+    """Return a context with a writable source: itself, or an ONNX export."""
+    if not CONTAINERS[codec.container].has_graph or source.graph or source.config is None:
+        return nullcontext(source)
+    return lazy.exported_graph(source, codec, out, spool, limits, learns=learns)
 
 
 def _require_schemes(quality: str | None, *schemes: AnyRecipe | None) -> None:
@@ -382,7 +384,7 @@ def _require_schemes(quality: str | None, *schemes: AnyRecipe | None) -> None:
 
 def _asked(plan: CheckpointPlan, data: Windows, input_range: str | None) -> str:
     """Return the digest of a plan, its data and input range."""
-    return request_digest(plan, f"{tokens_digest_of(plan.source, data, plan.limits)}{input_range or ''}")
+    return request_digest(plan, f"{lazy.tokens_digest_of(plan.source, data, plan.limits)}{input_range or ''}")
 
 
 def _page_of_search(what: _Budgeted, target: Place) -> OwnFile | None:
@@ -400,17 +402,17 @@ def _by_statistics(
 ) -> RunResult:
     """Write a plan by statistics, solving weights where methods ask."""
     target, progress = writing.require_target(out), writing.progress is True
-    with SavedStatistics(files, plan.source) as saved:
-        made = with_mean_squares(plan, saved)
-        if not in_order(made):
+    with lazy.SavedStatistics(files, plan.source) as saved:
+        made = lazy.with_mean_squares(plan, saved)
+        if not lazy.in_order(made):
             return writing.write(made, out, "quantizing")
         _require_local(writing, made)
         made = replace(made, asked=request_digest(made, saved.digest))
         before = _finished_before(made, out, writing)
         if before is not None:
             return before
-        with folder_for(target, writing.spool, restart=writing.restart) as folder:
-            return writing.write(solved_from(made, saved, folder, progress=progress), out, "quantizing")
+        with lazy.folder_for(target, writing.spool, restart=writing.restart) as folder:
+            return writing.write(lazy.solved_from(made, saved, folder, progress=progress), out, "quantizing")
 
 
 def _finished_before(plan: CheckpointPlan, out: Place | str, writing: Writing) -> RunResult | None:
@@ -439,7 +441,7 @@ def _require_local(writing: Writing, plan: CheckpointPlan) -> None:
 
 def _important(plan: CheckpointPlan, path: Path | str) -> CheckpointPlan:
     """Return a plan with importance, and a note on weights without."""
-    made, missing = with_importance(plan, path)
+    made, missing = lazy.with_importance(plan, path)
     if not missing:
         return made
     found = f"{len(missing)} of {count(len(plan.weights), 'weight')} have no importance in {str(path)!r}"

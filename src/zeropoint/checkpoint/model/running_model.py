@@ -26,10 +26,11 @@ from ...models.unfuse import unfused
 from ...ops.devices import CPU, exact_products, free_bytes
 from ..plan.float_view import Floats, as_floats
 from ..plan.limits import Limits
+from ..read.decoding import read_tensor
 from ..read.source import Source
 from ..read.storage import OpenFiles, shown
 from .empty_model import empty_model
-from .loading import fill, read_tensor
+from .loading import fill
 from .own_tokens import generate, require_memory
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .statistics_file import tokens_digest
