@@ -279,7 +279,7 @@ def make_plan(
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
-    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec, quality=text.quality)
+    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
     floats, decisions = loadable(floats, decisions)
     more = NOTHING
     if converts:
