@@ -12,7 +12,7 @@ _CONTAINER = re.compile(r'^    container = "(.+)"$', re.MULTILINE)
 
 
 class CodecModule(NamedTuple):
-    """A module that defines ``CODEC``: the codec's name, the module's, and its container."""
+    """A module that defines ``CODEC``: names of codec and module, container."""
 
     name: str
     module: str

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint.model.tokens import Given, Windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-from ..checkpoint.plan.learned_data import static_inputs
+from ..checkpoint.plan.learned_data import static_inputs, unlearned_cache, without_keys
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.output_tensors import Output
+from ..checkpoint.plan.selection import Selection
 from ..errors import OptionError, all_of, count, option, printable
 from ..methods.method import MEAN_SQUARE as NEED
 from ..stats import MeanSquare, Statistics, statistic_named
@@ -100,15 +101,19 @@ class InputSource:
                 raise OptionError(
                     f"{option('input_range', self.input_range)} is learned from data; pass {data}"
                 )
+        if len(self.given) > 1:
+            many = "both" if len(self.given) == 2 else "all"
+            raise OptionError(f"{all_of(self.given)} {many} say what inputs are; give one of them")
+
+    @property
+    def given(self) -> list[str]:
+        """The options that say what inputs are."""
         given = {
             "calibration": self.calibration is not None,
             "imatrix": self.imatrix is not None,
             "statistics": bool(self.statistics),
         }
-        named = [option(name) for name, there in given.items() if there]
-        if len(named) > 1:
-            many = "both" if len(named) == 2 else "all"
-            raise OptionError(f"{all_of(named)} {many} say what inputs are; give one of them")
+        return [option(name) for name, there in given.items() if there]
 
     def require_static(self, plan: CheckpointPlan) -> None:
         """Raise OptionError for a range of inputs where none is static."""
@@ -117,6 +122,13 @@ class InputSource:
                 f"{option('input_range', self.input_range)} is for static inputs, and this plan has none; "
                 "leave it out"
             )
+
+    def require_keys(self, selection: Selection) -> None:
+        """Raise CalibrationError for scales of a cache without text."""
+        if selection.kv_scales:
+            if self.calibration is None:
+                raise without_keys()
+            lazy.require_keys(self.calibration)
 
     def reader(self, limits: Limits, *, progress: bool) -> TakeInputs | None:
         """Return the reader of these inputs, or None; progress: shows a bar."""
@@ -184,7 +196,7 @@ def with_ranges(
 
     Where there are none, a note says that ``ranges`` is not used.
     """
-    if given is not None and static_inputs(plan):
+    if given is not None and (static_inputs(plan) or unlearned_cache(plan) is not None):
         return lazy.calibrated(plan, given, ranges=ranges, progress=progress)
     unused = f"{option('input_range', ranges)} is not used: no layer has static inputs"
     return plan if ranges is None else replace(plan, notes=(*plan.notes, unused))
