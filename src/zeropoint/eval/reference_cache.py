@@ -32,8 +32,12 @@ from ..own_files import FileKind, OwnFile
 
 _KEY, _DIGESTS, _PROMPTS = "zeropoint.reference", "zeropoint.sha256", "sequences"
 _CACHE = FileKind("cache", _KEY.encode())
-_SAID = {"model": "another reference", "text": "another text, context, number of windows or device",
-         "dtype": "another dtype", "versions": "other versions of torch or transformers"}  # fmt: skip
+_SAID = {
+    "model": "another reference",
+    "text": "another text, context, number of windows or device",
+    "dtype": "another dtype",
+    "versions": "other versions of torch or transformers",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

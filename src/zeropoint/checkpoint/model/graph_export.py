@@ -99,9 +99,14 @@ def _program(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
         found = model(**batch)
     names = [name for name, value in found.items() if isinstance(value, torch.Tensor)]
     return exported(
-        model, (), kwargs=batch, dynamic_shapes=dict.fromkeys(batch, axes), opset_version=_OPERATORS,
-        input_names=list(batch), output_names=names,
-    )  # fmt: skip
+        model,
+        (),
+        kwargs=batch,
+        dynamic_shapes=dict.fromkeys(batch, axes),
+        opset_version=_OPERATORS,
+        input_names=list(batch),
+        output_names=names,
+    )
 
 
 def _rename_weight(node: Any, initializers: Any) -> None:

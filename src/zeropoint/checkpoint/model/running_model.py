@@ -70,9 +70,14 @@ LIBRARIES = 176 << 20
 
 @contextmanager
 def running(
-    source: Source, given: Given | Batches, limits: Limits, *, remedy: str,
-    dtype: torch.dtype | None = None, seen: Callable[[Floats], Floats] | None = None,
-) -> Iterator[RunningModel]:  # fmt: skip
+    source: Source,
+    given: Given | Batches,
+    limits: Limits,
+    *,
+    remedy: str,
+    dtype: torch.dtype | None = None,
+    seen: Callable[[Floats], Floats] | None = None,
+) -> Iterator[RunningModel]:
     """Return a context in which the model of a checkpoint runs.
 
     Weights are decoded where they are quantized. given: as for :func:`calibrated`, which says what is raised,

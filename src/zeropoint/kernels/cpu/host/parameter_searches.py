@@ -67,13 +67,14 @@ def search_params(
 def decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
     """Decode the codes of ``x`` under parameters, in the wide dtype."""
     encoding = Request(
-        op=Op.QUANTIZE, scheme=params.scheme, shape=tuple(x.shape), dtype=x.dtype, own_dtype=x.dtype,
+        op=Op.QUANTIZE,
+        scheme=params.scheme,
+        shape=tuple(x.shape),
+        dtype=x.dtype,
+        own_dtype=x.dtype,
         device=x.device,
-    )  # fmt: skip
-    decoding = Request(
-        op=Op.DEQUANTIZE, scheme=params.scheme, shape=tuple(x.shape), dtype=wide_dtype(x.dtype),
-        own_dtype=x.dtype, device=x.device,
-    )  # fmt: skip
+    )
+    decoding = replace(encoding, op=Op.DEQUANTIZE, dtype=wide_dtype(x.dtype))
     values: torch.Tensor = kernel_of(decoding).run(kernel_of(encoding).run(x, params.stored), params.stored)
     return values
 

@@ -147,7 +147,7 @@ def add_row(values: Any, count: Any) -> None:
 
 
 def _summed(term: Any) -> Any:
-    """Build the pairwise sum of a term of each number of 16 blocks.
+    """Build the pairwise sum of a term over 16 blocks.
 
     row: whether it is one block, of ``size`` vectors of neighbors; all lanes have its sum then. sums: takes
     it, float64; room for ``size`` vectors of one block, else for one in eight.
