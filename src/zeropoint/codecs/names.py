@@ -1,4 +1,7 @@
-"""Names and containers of all codecs, found without loading codecs."""
+"""Names and containers of all codecs, found without loading codecs.
+
+A codec's class writes its name, and a container other than safetensors, as lines of its own.
+"""
 
 from __future__ import annotations
 

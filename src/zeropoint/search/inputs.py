@@ -21,7 +21,7 @@ from ..checkpoint.plan.selection import Selection
 from ..errors import OptionError, all_of, count, option, printable
 from ..methods.method import MEAN_SQUARE as NEED
 from ..stats import MeanSquare, Statistics, statistic_named
-from . import lazy
+from . import deferred
 from .measuring import Importance, Weights
 from .offers import Choices
 
@@ -54,7 +54,7 @@ class Inputs:
 
     def to_plan(self, plan: CheckpointPlan) -> CheckpointPlan:
         """Return a plan with the statistics where its method takes any."""
-        wanted = {weight.module for weight in plan.weights if lazy.takes_importance(weight.method)}
+        wanted = {weight.module for weight in plan.weights if deferred.takes_importance(weight.method)}
         found = {module: needs for module, needs in self.statistics.items() if module in wanted}
         return replace(plan, statistics=found) if found else plan
 
@@ -128,7 +128,7 @@ class InputSource:
         if selection.kv_scales:
             if self.calibration is None:
                 raise without_keys()
-            lazy.require_keys(self.calibration)
+            deferred.require_keys(self.calibration)
 
     def reader(self, limits: Limits, *, progress: bool) -> TakeInputs | None:
         """Return the reader of these inputs, or None; progress: shows a bar."""
@@ -148,7 +148,7 @@ def of_imatrix(path: Path | str) -> TakeInputs:
 
     def take(found: Choices) -> Inputs:
         weights = list(_weights(found))
-        statistics, _ = lazy.mean_squares_of_file(path, weights)
+        statistics, _ = deferred.mean_squares_of_file(path, weights)
         return Inputs.of("imatrix", statistics, (weight.module for _, weight in weights))
 
     return take
@@ -159,7 +159,7 @@ def of_statistics(files: Sequence[Path]) -> TakeInputs:
 
     def take(found: Choices) -> Inputs:
         modules = [weight.module for _, weight in _weights(found)]
-        with lazy.SavedStatistics(files, found.source) as saved:
+        with deferred.SavedStatistics(files, found.source) as saved:
             known = {module: own for module in modules if (own := saved.mean_square(module)) is not None}
         return Inputs.of("statistics", {module: {NEED: own} for module, own in known.items()}, modules)
 
@@ -171,9 +171,9 @@ def of_calibration(given: Given, limits: Limits, *, progress: bool = False) -> T
 
     def take(found: Choices) -> Inputs:
         for plan in found.plans:
-            lazy.require_text(plan, given)
+            deferred.require_text(plan, given)
         weights = [weight for _, weight in _weights(found)]
-        statistics = lazy.mean_squares(found.source, weights, given, limits, progress=progress)
+        statistics = deferred.mean_squares(found.source, weights, given, limits, progress=progress)
         return Inputs.of("calibration", statistics, (weight.module for weight in weights))
 
     return take
@@ -197,6 +197,6 @@ def with_ranges(
     Where there are none, a note says that ``ranges`` is not used.
     """
     if given is not None and (static_inputs(plan) or unlearned_cache(plan) is not None):
-        return lazy.calibrated(plan, given, ranges=ranges, progress=progress)
+        return deferred.calibrated(plan, given, ranges=ranges, progress=progress)
     unused = f"{option('input_range', ranges)} is not used: no layer has static inputs"
     return plan if ranges is None else replace(plan, notes=(*plan.notes, unused))

@@ -41,7 +41,7 @@ from ..progress import bars
 from ..recipes import learns_from_data, one_name
 from ..shown import PAGE, PICTURE, page_of_results
 from ..signatures import by_signature
-from . import lazy
+from . import deferred
 from .budgets import Budget
 from .inputs import InputSource, with_ranges
 from .search_result import SearchResult
@@ -113,8 +113,8 @@ class _Budgeted:
             request,
             bar=bars(progress),
             state=None if out is None and self.state is None else self.state_of(out),
-            weigh=lazy.weigh_by(self.importance, self.text, limits),
-            improve=lazy.by_evolution(self.text, limits, self.refine) if self.refine else None,
+            weigh=deferred.weigh_by(self.importance, self.text, limits),
+            improve=deferred.by_evolution(self.text, limits, self.refine) if self.refine else None,
         )
         if page is not None:
             page.write([page_of_results(search=found)], overwrite=True)
@@ -355,7 +355,7 @@ def quantize_checkpoint(
         if budget is not None:
             made = with_ranges(made, data, ranges=input_range, progress=progress is True)
         elif inputs.given:
-            return lazy.written_by_data(made, inputs, out, writing)
+            return deferred.written_by_data(made, inputs, out, writing)
         return writing.write(made, out, "quantizing")
 
 
@@ -365,7 +365,7 @@ def _with_graph(
     """Return a context with a writable source: itself, or an ONNX export."""
     if not CONTAINERS[codec.container].has_graph or source.graph or source.config is None:
         return nullcontext(source)
-    return lazy.exported_graph(source, codec, out, spool, limits, learns=learns)
+    return deferred.exported_graph(source, codec, out, spool, limits, learns=learns)
 
 
 def _require_schemes(quality: str | None, *schemes: AnyRecipe | None) -> None:
