@@ -84,8 +84,8 @@ class _Memory:
         place = tensor.data_ptr()
         if place == 0 and size:
             raise DtypeError(f"tensor (shape {tuple(tensor.shape)}) has no memory: its storage was freed")
-        memory = {"data": (place, False), "shape": (size,), "version": 3}
-        self.__array_interface__ = {**memory, "typestr": kind or _BYTE}
+        memory = {"data": (place, False), "shape": (size,), "typestr": kind or _BYTE, "version": 3}
+        self.__array_interface__ = memory
 
 
 def flat_array(x: torch.Tensor) -> Any:
