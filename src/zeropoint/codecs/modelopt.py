@@ -57,7 +57,7 @@ from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Prob
 from .modelopt_config import ALGORITHMS, DIALECT, MIXED, PRESETS, settings
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, matrix, model_dtype, record_of
-from .tensor_fields import CodeField, Field, LevelField, ScalarField
+from .tensor_fields import CodeField, Field, LevelField, ScalarField, Tensors
 
 QUANT_METHOD = "modelopt"
 FILE = "hf_quant_config.json"
@@ -240,6 +240,11 @@ class ModelOpt(Codec):
 
     def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
         return _FIELDS[layer.layout]
+
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
+        """See :class:`Codec`; block scales have no sign for engines."""
+        signed = layer.layout in _FLOAT4 and bool(torch.signbit(tensors[SCALE].float()).any())
+        return "a scale is negative" if signed else None
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         found = super().part_of(name, dtype)

@@ -37,7 +37,7 @@ from .data_scales import CacheScales, InputNames
 from .engines import TRANSFORMERS, VLLM, EngineRule
 from .known import CONFIG_KEYS
 from .model_format import ModelFormat
-from .tensor_fields import CODES, COLUMNS, ROWS, Field, LevelField, Tensors, TensorSpec, WeightPart, decoded
+from .tensor_fields import CODES, COLUMNS, ROWS, Field, Tensors, TensorSpec, WeightPart, decoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,18 +389,11 @@ class Codec(Protocol):
     def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         """Return damage in stored values that decoding ignores, or None.
 
-        By default, a sign of scales whose format has none.
-
         Args:
             layer: how the weight is quantized.
             tensors: those that :meth:`decode` was given.
         """
-        scale = next(iter(layer.weight.scales), None)
-        if scale is None or scale.format is None or scale.format.signed:
-            return None
-        scales = [f.suffix for f in self.fields(layer) if isinstance(f, LevelField) and f.level == 0]
-        negative = any(bool(torch.signbit(tensors[suffix].float()).any()) for suffix in scales)
-        return "a scale is negative" if negative else None
+        return None
 
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         """Return a tensor's weight key, part, and certainty, or None.

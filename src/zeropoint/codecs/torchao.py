@@ -373,7 +373,7 @@ class Torchao(Codec):
     def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         """See :class:`Codec`; wide codes, and zero points in symmetric schemes."""
         if layer.layout == FLOAT8 or layer.layout in packed.CLASSES:
-            return super().damage(layer, tensors)
+            return packed.damage(layer, tensors)
         half = 1 << (layer.weight.bits - 1)
         if bool(((tensors[CODES] < -half) | (tensors[CODES] > half - 1)).any()):
             return f"{CODES} has codes of more than {layer.weight.bits} bits"

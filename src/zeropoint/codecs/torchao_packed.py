@@ -34,7 +34,7 @@ from ..tensor import QuantizedTensor
 from .block_extents import blocks
 from .protocol import LayerScheme
 from .safetensors_dtypes import FILE_DTYPES
-from .tensor_fields import COLUMNS, CodeField, Field, LevelField, ScalarField, TensorSpec, WeightPart
+from .tensor_fields import COLUMNS, CodeField, Field, LevelField, ScalarField, Tensors, TensorSpec, WeightPart
 
 CODES, SCALE, ZEROS, TENSOR_SCALE = (
     f"_weight_{name}" for name in ("qdata", "scale", "zero_point", "per_tensor_scale")
@@ -167,6 +167,13 @@ class Swizzled(LevelField):
         first = part.start % _TILE_ROWS
         rows = straight(lines, weight.granularity.grid(part.shape)[1])[first : first + part.shape[0]]
         return super().numbers(rows, weight, part)
+
+
+def damage(layer: LayerScheme, tensors: Tensors) -> str | None:
+    """Return damage in stored values that decoding ignores, or None."""
+    if layer.layout == NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any()):
+        return "a scale is negative"
+    return None
 
 
 def scheme_of(kind: str, data: Mapping[str, Any], *, tensor: bool, mode: object) -> Scheme | str:

@@ -118,6 +118,11 @@ class CompressedTensors(Codec):
             return None
         return replace(layer, codec=replace(self, form=replace(self.form, indexed=True)))
 
+    def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
+        """See :class:`Codec`; scales of nvfp4 have no sign for engines."""
+        negative = self._layout(layer) is Layout.NVFP4 and bool(torch.signbit(tensors[SCALE].float()).any())
+        return "a scale is negative" if negative else None
+
     def documents(self, contents: Contents) -> Documents:
         return Documents(section=section(contents))
 
