@@ -298,7 +298,7 @@ def fitted_rows(rows: Floats, weights: Floats | None, count: int) -> Floats:
     if length > EXACT:
         return block_tables.fitted_rows(rows, weights, count)
     slots, tables = parts_for(blocks, rows.size), np.empty((blocks, count))
-    doubles, choices = np.empty((slots, 6, length + 1)), np.empty((slots, count, length + 1), np.int32)
+    doubles, choices = np.empty((slots, 7, length + 1)), np.empty((slots, count, length + 1), np.int32)
     given = np.zeros((1, 1)) if weights is None else np.ascontiguousarray(weights)
     args = np.ascontiguousarray(rows), given, np.uint64(slots), doubles, choices, tables
     share(entries.fit_tables, args, slots, rows.size)
