@@ -128,7 +128,7 @@ def _converters(config: Config) -> list[Any]:
 
 
 def cut_in_vain(modules: Collection[str], config: Config) -> str | None:
-    """Return the layer of a converter that transformers 5.23 cannot make, or None.
+    """Return a layer for which transformers 5.23 makes no converter, or None.
 
     For a layer that it cuts from a larger one, it makes a converter of scales where the model has scales of
     that layer; where it has none, it adds scales to the weights that it cuts, which fails for every model.
