@@ -74,14 +74,14 @@ def renamings(shapes: Mapping[str, tuple[int, ...]], config: Config) -> Iterator
     """
     rows = mapping_rows(config)
     for name, shape in shapes.items() if rows else ():
-        if not name.endswith(WEIGHT) or is_expert(name):
+        if not name.endswith(WEIGHT) or len(shape) != 2 or is_expert(name):
             continue
         found, codes = renamed(name, rows), renamed(name + _CODES, rows)
         if codes != found + _CODES and {found, found + _CODES} == {
             renamed(found, rows),
             renamed(found + _CODES, rows),
         }:
-            yield RowConversion((name,), {found: torch.arange(math.prod(shape[:-1])).reshape(*shape[:-1], 1)})
+            yield RowConversion((name,), {found: torch.arange(shape[0])[:, None]})
 
 
 def _moved(row: Any, made: str, shapes: list[tuple[int, ...]], model: Any) -> dict[str, torch.Tensor] | None:
