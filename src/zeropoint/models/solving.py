@@ -205,7 +205,8 @@ class _Block:
                     memo.close()  # it holds outputs of other weights
                     self._round_together(begun, solutions)
                 if self._own is not None:
-                    self._deployed.run(self._step, self._batches, self._own, workers=self._steps.workers)
+                    with self._steps.deployed():
+                        self._deployed.run(self._step, self._batches, self._own, workers=self._steps.workers)
 
     def _solve_stage(
         self, own: Sequence[Site], sites: Sequence[Site], inputs: Shelf,

@@ -39,11 +39,12 @@ from ...ops.devices import CPU
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import ASKED, identity, require_same, stamps
-from ..plan.learned_data import solving_scheme
+from ..plan.learned_data import solving_scheme, unlearned_cache
 from ..plan.limits import Limits, give_back
 from ..plan.output_tensors import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
+from .cache_scales import LearnedCache
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
 from .parameter_names import BIAS, WEIGHT, WeightRows, file_names
 from .running_model import RunningModel, running
@@ -155,12 +156,18 @@ def solved(
             memo=max(0, memo - _OVERHEAD) // 2,
             at_once=windows_at_once(model.spare, limits, _BLOCKS_REMEDY),
         )
+        place = unlearned_cache(plan)
+        cache = None if place is None else LearnedCache(model, place)
+        if cache is not None:
+            steps = replace(steps, deployed=cache.hooked)
         require_corrected((method_named(weight.method) for weight in plan.weights), tasks)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"].cpu()
         folds = _in_files(model, kept.folds(tasks, model.root))
     if folds:
         plan = with_folds(plan, folds)
+    if cache is not None:
+        plan = cache.added_to(plan)
     notes = (
         *plan.notes,
         *of_rescaling(kept.rescalings),
