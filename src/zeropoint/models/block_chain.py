@@ -36,6 +36,7 @@ class Steps:
         quantized_inputs: whether a block is calibrated on the outputs of the quantized blocks before it;
             layers outside of blocks stay as they are.
         folder: where outputs of blocks are kept, in a temporary folder inside; in memory if None.
+        spill: where vectors and sums of experts are kept until they are solved; as ``folder`` if None.
         dtype: floats are kept in this dtype, which may round them; in their own if None.
         loaded: takes the name of a block and returns a context in which it has its weights; outside of it
             they are not read.
@@ -53,6 +54,7 @@ class Steps:
     blocks: tuple[str, ...] = ()
     quantized_inputs: bool = False
     folder: Path | None = None
+    spill: Path | None = None
     dtype: torch.dtype | None = None
     loaded: Callable[[str], AbstractContextManager[Any]] = nullcontext
     deployed: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -109,3 +109,18 @@ def test_requests_without_sense_are_refused_before_anything_runs(
     with pytest.raises(kind, match=message):
         quantize(source, tmp_path / "out", **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_of_floats_has_no_scales_of_a_cache(source: Path, tmp_path: Path) -> None:
+    def scales(folder: Path) -> int:
+        return sum(name.endswith(("k_scale", "v_scale")) for name in tensors_of(folder))
+
+    quantize(source, tmp_path / "in")
+    result = zp.dequantize_checkpoint(tmp_path / "in", tmp_path / "floats")
+    assert any(note.startswith("4 scales of a cache left out, such as 'model.") for note in result.notes)
+    assert scales(tmp_path / "floats") == 0
+    quantize(tmp_path / "floats", tmp_path / "again")
+    # Where other codes take their place, configuration and scales stay.
+    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "anew", "w8a16", dequantize_first=True)
+    assert scales(tmp_path / "again") == scales(tmp_path / "anew") == 4
+    assert "kv_cache_scheme" in (tmp_path / "anew" / "config.json").read_text()

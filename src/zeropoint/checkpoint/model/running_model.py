@@ -238,7 +238,7 @@ class _Weights:
         self._fill(buffers, optional=True)
 
     def split(self, root: nn.Module, rows: Iterable[WeightRows]) -> None:
-        """Register fused experts for reading layer by layer, where files have them so."""
+        """Register experts that files have layer by layer."""
         self._root = root
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
         fused = tuple(f"{name}.{own}" for name, m in experts.items() for own in (m.up, m.down))

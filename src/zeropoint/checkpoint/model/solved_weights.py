@@ -152,6 +152,7 @@ def solved(
         steps = replace(
             model.steps,
             folder=folder if in_files else None,
+            spill=folder,
             workers=limits.batches_at_once,
             memo=max(0, memo - _OVERHEAD) // 2,
             at_once=windows_at_once(model.spare, limits, _BLOCKS_REMEDY),
@@ -228,19 +229,23 @@ def windows_at_once(spare: int, limits: Limits, remedy: str) -> Callable[[int, i
 def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits) -> int:
     """Return the bytes that solving takes, without a block and what runs.
 
-    These are Gram matrices, at the same time where layers are experts of one block, factors and weights in
-    float64 of as many layers as there are workers, and the vectors of a few batches.
+    These are Gram matrices, of experts for as many as there are workers and of all together, factors and
+    weights in float64 of as many layers as there are workers, and the vectors of a few batches.
     """
     shapes = {task.layer: model.root.get_parameter(f"{task.layer}.weight").shape for task in tasks}
-    together: Counter[tuple[str, str]] = Counter()
+    kin: Counter[tuple[str, str, int]] = Counter()
     for name, (_, columns) in shapes.items():
         block = next((each for each in model.steps.blocks if name.startswith(f"{each}.")), "")
-        together[block, kin_of(name)] += 2 * columns**2
+        kin[block, kin_of(name), columns] += 1
+    matrices = [
+        (2 if count == 1 else 4 * min(count, limits.batches_at_once) + 4) * columns**2
+        for (_, _, columns), count in kin.items()
+    ]
     widest = max((columns for _, columns in shapes.values()), default=0)
     values = max((rows * columns for rows, columns in shapes.values()), default=0)
     tokens = EVERY * max(batch["input_ids"].numel() for batch in model.batches)
     at_once = limits.batches_at_once * (4 * widest**2 + 5 * values)
-    numbers = max(together.values(), default=0) + at_once
+    numbers = max(matrices, default=0) + at_once
     return 8 * numbers + 4 * 3 * tokens * widest
 
 

@@ -110,6 +110,25 @@ def cache_scales(floats: Floats, codec: Codec) -> Replacements:
     return Replacements(added=tuple(added), gone=gone, cache=True)
 
 
+def without_cache(floats: Floats) -> Replacements:
+    """Return cache scales as left out, where a checkpoint's codes become floats.
+
+    A checkpoint of floats has no place for them.
+    """
+    found = _cache_scales(floats.source) if floats.readers else []
+    if not found:
+        return NOTHING
+    note = (
+        f"{count(len(found), 'scale')} of a cache left out, such as {printable(found[0])}; learn them anew "
+        "with `zeropoint kv-scales`"
+    )
+    return Replacements(gone=dict.fromkeys(found, "left out"), notes=(note,))
+
+
+def _cache_scales(source: Source) -> list[str]:
+    return [name for name in source.entries if name.rpartition(".")[2] in CACHE_SCALES]
+
+
 def require_cache_place(source: Source, codec: Codec) -> None:
     """Raise an error where learned scales of a cache cannot be added.
 
@@ -119,10 +138,10 @@ def require_cache_place(source: Source, codec: Codec) -> None:
     if codec.cache is None:
         places = ", ".join(name for name, other in CODECS.items() if other.cache is not None)
         raise UnsupportedError(f"scales of a cache have no place in {codec.title}; use one of {places}")
-    old = next((name for name in source.entries if name.rpartition(".")[2] in CACHE_SCALES), None)
-    if old is not None:
+    old = _cache_scales(source)
+    if old:
         raise CheckpointError(
-            f"{shown(source.root)} has scales of a cache already, such as {printable(old)}; pass the "
+            f"{shown(source.root)} has scales of a cache already, such as {printable(old[0])}; pass the "
             "checkpoint that they were added to"
         )
 

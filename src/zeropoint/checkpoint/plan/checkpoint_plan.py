@@ -29,7 +29,7 @@ from ..read.source import Source
 from ..read.storage import shown
 from .actions import Actions, configuration_notes, omission_notes, source_notes
 from .as_loaded import loadable
-from .carried_scales import NOTHING, replacements, require_cache_place
+from .carried_scales import NOTHING, replacements, require_cache_place, without_cache
 from .config_and_index import companions, index_and_config
 from .converted_layers import conversions
 from .decisions import TensorDecision, decide, split_sets
@@ -281,7 +281,7 @@ def make_plan(
         recipe = _of_mixture(mixture, text, floats.source, codec)
     decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
     floats, decisions = loadable(floats, decisions)
-    more = NOTHING
+    more = NOTHING if any(d.quantized for d in decisions) else without_cache(floats)
     if converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT
         only = default_layer(recipe, codec)
