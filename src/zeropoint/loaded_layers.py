@@ -136,9 +136,9 @@ def cut_in_vain(modules: Collection[str], config: Config) -> str | None:
     modules: names of the quantized layers, as transformers has them.
     """
     for row in _cutting(config):
-        target: str = row._original_target_patterns[0].removesuffix(WEIGHT)
-        if not any(re.search(f"{target}$", module) for module in modules):
-            return target.strip(".\\")
+        target: str = row._original_target_patterns[0]
+        if not any(re.search(f"{target}$", module + WEIGHT) for module in modules):
+            return target.replace("\\", "").removesuffix(WEIGHT).strip(".")
     return None
 
 

@@ -10,6 +10,7 @@ import torch
 from tests.architectures.shrunk import class_of
 from tests.checkpoint.written import ONE, tensors_of, weight
 from tests.checkpoint.written import save as written
+from tests.peers import Peer
 
 from zeropoint.checkpoint.plan.as_loaded import runs_of
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
@@ -19,8 +20,9 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.engines import TRANSFORMERS, Loads
-from zeropoint.loaded_layers import asked_layers, cannot_decode, conversions
+from zeropoint.loaded_layers import asked_layers, cannot_decode, conversions, cut_in_vain
 
+loading = Peer("transformers.core_model_loading")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
@@ -186,6 +188,17 @@ def test_what_no_loader_cuts_is_said_of_the_layers_of_a_plan(
     plan = planned(tmp_path, {f"encoder.layer.0.{name}.weight": weight(64, 64)}, of, scheme)
     (found,) = (v for v in verdicts(plan) if v.engine == TRANSFORMERS)
     assert said in found.reason
+
+
+def test_patterns_of_converters_are_regular_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = loading.WeightConverter(
+        [r"\.w_qkv\.weight"],
+        [r"\.self_attn\.q_proj\.weight", r"\.self_attn\.k_proj\.weight", r"\.self_attn\.v_proj\.weight"],
+        [loading.Chunk(dim=0)],
+    )
+    monkeypatch.setattr("zeropoint.loaded_layers.mapping_rows", lambda _: [row])
+    assert cut_in_vain(["layers.0.self_attn.q_proj"], {}) is None
+    assert cut_in_vain(["layers.0.self_attn.o_proj"], {}) == "self_attn.q_proj"
 
 
 def test_runs_have_equal_distances() -> None:

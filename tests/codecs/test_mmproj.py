@@ -17,7 +17,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
-from zeropoint.codecs.llama_cpp.vision_families import FAMILIES, vision_form
+from zeropoint.codecs.llama_cpp.vision_families import FAMILIES, vision_form, vision_pieces
 from zeropoint.codecs.registry import get_codec
 from zeropoint.codecs.stored_forms import OMITTED
 from zeropoint.errors import CheckpointError, UnsupportedError
@@ -109,6 +109,14 @@ def test_a_file_is_verified_with_the_names_of_a_saved_checkpoint(
     written(source, other, json.loads((source / "config.json").read_text()))
     problems = verify(tmp_path / "out", source, limits=ONE).problems
     assert any("bound" in problem.what for problem in problems) == (layout == "mmproj"), problems
+
+
+def test_queries_keys_and_values_lie_one_after_the_other() -> None:
+    family = next(family for family in FAMILIES if "qwen2_vl" in family.types)
+    pieces = vision_pieces(family, "model.visual.blocks.3.attn.qkv.bias", (9,), {})
+    assert {piece.name.rpartition("attn.")[2]: piece.rows[0].at().tolist() for piece in pieces} == {
+        "q.bias": [0, 1, 2], "k.bias": [3, 4, 5], "v.bias": [6, 7, 8],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "llama4"])
