@@ -24,12 +24,14 @@ LLAMA = {
     "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
 """The model of which engines are asked."""
+OTHERS = {"mmproj": ("Gemma 3", {"model_type": "gemma3", "vision_config": {}, "text_config": LLAMA})}
+"""Models with a vision part, of layouts that hold nothing else."""
 
 
 def _facts(layer: LayerScheme) -> Facts:
-    """Return what engines see of a Llama all of whose layers have one scheme."""
+    """Return what engines see of a model all of whose layers have one scheme."""
     return Facts(
-        family=LLAMA,
+        family=OTHERS.get(layer.codec.name, ("", LLAMA))[1],
         layers=(layer,),
         experts=frozenset(),
         section={},
@@ -86,7 +88,7 @@ def layout_page(name: str) -> str:
         for layer in preset_layers(codec)
     ]
     lines += [table(("Preset", "Weight", "Input", "Tensors"), rows)]
-    lines += ["Engines, for a Llama, as `zeropoint plan` says it:", ""]
+    lines += [f"Engines, for a {OTHERS.get(name, ('Llama', LLAMA))[0]}, as `zeropoint plan` says it:", ""]
     head = ("Engine", "Presets", "Loads", "Why not, or how")
     return "\n".join([*lines, table(head, _engine_rows(codec))])
 

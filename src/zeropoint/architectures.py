@@ -129,17 +129,8 @@ def is_transposed(module: str, config: Config) -> bool:
     return _CONV1D.search(module) is not None and not _CONV1D_MODELS.isdisjoint(model_types(config))
 
 
-_UNLOADABLE = dict.fromkeys(
-    ("dinov2", "dinov2_with_registers"),
-    "its converter for gated layers fails on every checkpoint that is quantized",
-)
 SPLIT_EXPERTS = frozenset(("llama4", "llama4_text"))
 """Families whose experts transformers splits into Linear layers where a checkpoint is quantized."""
-
-
-def unloadable(config: Config) -> str | None:
-    """Return why transformers loads no quantized model of a family, or None."""
-    return next((_UNLOADABLE[kind] for kind in model_types(config) if kind in _UNLOADABLE), None)
 
 
 def splits_experts(config: Config) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from .errors import ZeropointError
 from .loaded_names import is_stable, made_model, mapping_rows, renamed, text_of
 
 WEIGHT = ".weight"
+_CODES = "_scale"
+"""What the names of codes have behind the name of their weight; all codes have scales."""
 
 
 class RowConversion(NamedTuple):
@@ -64,6 +67,23 @@ def conversions(shapes: Mapping[str, tuple[int, ...]], config: Config) -> Iterat
             yield RowConversion(tuple(names), moved)
 
 
+def renamings(shapes: Mapping[str, tuple[int, ...]], config: Config) -> Iterator[RowConversion]:
+    """Yield the new names of weights that transformers renames without codes.
+
+    shapes: of the tensors of the files, by name.
+    """
+    rows = mapping_rows(config)
+    for name, shape in shapes.items() if rows else ():
+        if not name.endswith(WEIGHT) or len(shape) != 2 or is_expert(name):
+            continue
+        found, codes = renamed(name, rows), renamed(name + _CODES, rows)
+        if codes != found + _CODES and {found, found + _CODES} == {
+            renamed(found, rows),
+            renamed(found + _CODES, rows),
+        }:
+            yield RowConversion((name,), {found: torch.arange(shape[0])[:, None]})
+
+
 def _moved(row: Any, made: str, shapes: list[tuple[int, ...]], model: Any) -> dict[str, torch.Tensor] | None:
     """Return the rows of a converter's tensors, None if it moves others."""
     given = {"source_patterns": row.source_patterns, "target_patterns": row.target_patterns}
@@ -100,16 +120,35 @@ def cannot_decode(names: Collection[str], config: Config) -> bool:
     """
     means = (name.removesuffix(_MEAN) for name in names if name.endswith(_MEAN))
     frozen = any(f"{norm}{WEIGHT}" in names and norm + _COUNT not in names for norm in means)
-    return frozen or any(
-        all(pattern.endswith(WEIGHT) for pattern in row.source_patterns)
-        and len(row.target_patterns) > 1
-        and not any(operation.supports_many_to_many for operation in row.operations)
-        for row in _converters(config)
-    )
+    return frozen or any(True for _ in _cutting(config))
 
 
 def _converters(config: Config) -> list[Any]:
     return [row for row in mapping_rows(config) if hasattr(row, "operations")]
+
+
+def cut_in_vain(modules: Collection[str], config: Config) -> str | None:
+    """Return a layer for which transformers 5.23 makes no converter, or None.
+
+    For a layer that it cuts from a larger one, it makes a converter of scales where the model has scales of
+    that layer; where it has none, it adds scales to the weights that it cuts, which fails for every model.
+
+    modules: names of the quantized layers, as transformers has them.
+    """
+    for row in _cutting(config):
+        target: str = row._original_target_patterns[0]
+        if not any(re.search(f"{target}$", module + WEIGHT) for module in modules):
+            return target.replace("\\", "").removesuffix(WEIGHT).strip(".")
+    return None
+
+
+def _cutting(config: Config) -> Iterator[Any]:
+    """Yield the converters that cut weights into several layers by name."""
+    for row in _converters(config):
+        of_weights = all(pattern.endswith(WEIGHT) for pattern in row.source_patterns)
+        alone = not any(operation.supports_many_to_many for operation in row.operations)
+        if of_weights and alone and len(row.target_patterns) > 1:
+            yield row
 
 
 class _NoWeightError(AttributeError):
@@ -155,6 +194,25 @@ def _asked_layers(text: str) -> frozenset[str]:
                 found.__class__ = nn.Linear
                 found.register_parameter("weight", weights[found])
     return frozenset(name for name, module in modules.items() if module in asked)
+
+
+def shared_layers(config: Config) -> frozenset[str]:
+    """Return the linear layers of transformers that share their weight."""
+    return _shared_layers(text_of(config))
+
+
+@functools.lru_cache(maxsize=16)
+def _shared_layers(text: str) -> frozenset[str]:
+    try:
+        model = made_model(text)
+    except ZeropointError:
+        return frozenset()
+    modules, found = dict(model.named_modules()), set[str]()
+    for pair in getattr(model, "all_tied_weights_keys", {}).items():
+        layers = [name.removesuffix(WEIGHT) for name in pair]
+        if all(isinstance(modules.get(layer), nn.Linear) for layer in layers):
+            found |= {*layers}
+    return frozenset(found)
 
 
 def _missing(owner: Any, module: nn.Module) -> nn.Linear | None:

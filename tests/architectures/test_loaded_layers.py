@@ -10,6 +10,7 @@ import torch
 from tests.architectures.shrunk import class_of
 from tests.checkpoint.written import ONE, tensors_of, weight
 from tests.checkpoint.written import save as written
+from tests.peers import Peer
 
 from zeropoint.checkpoint.plan.as_loaded import runs_of
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
@@ -19,8 +20,9 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.engines import TRANSFORMERS, Loads
-from zeropoint.loaded_layers import asked_layers, cannot_decode, conversions
+from zeropoint.loaded_layers import asked_layers, cannot_decode, conversions, cut_in_vain
 
+loading = Peer("transformers.core_model_loading")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
@@ -137,6 +139,66 @@ def test_a_layer_that_is_asked_for_stays_unless_most_values_are_in_such_layers(
     plan = planned(tmp_path, tensors | FROZEN, DETR)
     assert [d.entry.name for d in plan.unfit] == [f"{offsets}.weight"] * kept
     assert kept == any("asks for its weight" in note for note in plan.notes)
+
+
+PROJECTOR = "model.projector.layers"
+
+
+@pytest.mark.parametrize("scheme", ["int4:g32", "fp8_dynamic"])
+def test_a_weight_that_is_renamed_without_its_codes_has_the_new_name(scheme: str, tmp_path: Path) -> None:
+    tensors = {f"{PROJECTOR}.weight": weight(64, 64), f"{PROJECTOR}.bias": torch.ones(64)}
+    run(planned(tmp_path / "in", tensors, config("unlimited_ocr"), scheme), tmp_path / "out")
+    names = set(tensors_of(tmp_path / "out"))
+    assert {"model.multi_modal_projector.weight_scale", f"{PROJECTOR}.bias"} <= names
+    assert verify(tmp_path / "out", tmp_path / "in", limits=ONE).problems == ()
+    kept = planned(tmp_path / "in", tensors | {"layers.0.w.weight": weight(64, 64)}, config("unlimited_ocr"),
+                   scheme, ignore=(PROJECTOR,))  # fmt: skip
+    assert f"{PROJECTOR}.weight" in {d.entry.name for d in kept.decisions if not d.quantized}
+
+
+ZAMBA: dict[str, Any] = config("zamba") | {
+    "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    "intermediate_size": 64, "mamba_dt_rank": 8, "n_mamba_heads": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "kept"), [("fp8_dynamic", True), ("int4:g32", False)])
+def test_a_layer_that_shares_its_weight_stays_where_codes_are_not_decoded(
+    scheme: str, kept: bool, tmp_path: Path
+) -> None:
+    shared = "model.layers.1.shared_transf.feed_forward.down_proj"
+    tensors = {f"{shared}.weight": weight(64, 64), "model.layers.0.mamba.out_proj.weight": weight(64, 256)}
+    plan = planned(tmp_path, tensors, ZAMBA, scheme)
+    assert [d.entry.name for d in plan.unfit] == [f"{shared}.weight"] * kept
+    assert kept == any("gives other layers its weight" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "said"),
+    [
+        ("attention.o_proj", "fp8_dynamic", "makes 'mlp.gate_proj' fails where no such layer is quantized"),
+        ("mlp.weights_in", "fp8_dynamic", "not checked"),
+        ("mlp.weights_in", "int4:g32", "asks for the weight of 'encoder.layer.0.mlp.gate_proj'"),
+    ],
+)
+def test_what_no_loader_cuts_is_said_of_the_layers_of_a_plan(
+    name: str, scheme: str, said: str, tmp_path: Path
+) -> None:
+    of = config("dinov2", use_swiglu_ffn=True)
+    plan = planned(tmp_path, {f"encoder.layer.0.{name}.weight": weight(64, 64)}, of, scheme)
+    (found,) = (v for v in verdicts(plan) if v.engine == TRANSFORMERS)
+    assert said in found.reason
+
+
+def test_patterns_of_converters_are_regular_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = loading.WeightConverter(
+        [r"\.w_qkv\.weight"],
+        [r"\.self_attn\.q_proj\.weight", r"\.self_attn\.k_proj\.weight", r"\.self_attn\.v_proj\.weight"],
+        [loading.Chunk(dim=0)],
+    )
+    monkeypatch.setattr("zeropoint.loaded_layers.mapping_rows", lambda _: [row])
+    assert cut_in_vain(["layers.0.self_attn.q_proj"], {}) is None
+    assert cut_in_vain(["layers.0.self_attn.o_proj"], {}) == "self_attn.q_proj"
 
 
 def test_runs_have_equal_distances() -> None:

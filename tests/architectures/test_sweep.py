@@ -74,11 +74,11 @@ def test_the_plan_says_what_happened(column: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", TABLE)
 def test_an_architecture_does_what_its_row_says(model_type: str, tmp_path: Path) -> None:
-    found, recorded = row_of(model_type, tmp_path), TABLE[model_type]
-    assert found["class"] == recorded["class"]
-    assert {field: word(found[field]) for field in FIELDS} == {
-        field: word(recorded[field]) for field in FIELDS
-    }
+    # Reasons why a model is not built or not run name places and packages of a machine.
+    found, recorded = (
+        row | {"compared": word(row["compared"])} for row in (row_of(model_type, tmp_path), TABLE[model_type])
+    )
+    assert found == recorded
 
 
 @pytest.mark.parametrize(

@@ -216,3 +216,38 @@ def test_the_error_of_a_layer_is_that_of_its_weights_however_they_are_tiled(
     assert whole == pytest.approx(float(off.norm() / weight.double().norm()), rel=1e-5)
     monkeypatch.setitem(vars(sys.modules["zeropoint.models.convert"]), "_TILE_VALUES", 32 * 96)
     assert quantize_model(model, scheme).layers[0].error == pytest.approx(whole, rel=1e-12)
+
+
+class Blocks(nn.Module):
+    """Layers of 192, 96, 80 and 256 inputs, of which engines run two as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.ModuleDict({"gate_proj": nn.Linear(96, 64), "up_proj": nn.Linear(192, 64)})
+        self.odd, self.out, self.wide = nn.Linear(80, 8), nn.Linear(256, 8), nn.Linear(192, 8)
+        self.attention = nn.MultiheadAttention(96, 2)
+
+
+def given(recipe: Recipe | str, *, fit: bool) -> dict[str, str]:
+    records = quantize_model(Blocks(), recipe, fit=fit).layers
+    return {record.name: str(record.gives.weight) for record in records if record.gives is not None}
+
+
+def test_groups_that_divide_no_inputs_become_smaller_where_it_is_asked_for() -> None:
+    assert set(given("int4:g128", fit=False).values()) == {"int4:g128"}
+    found = given("int4:g128", fit=True)
+    assert {found[f"mlp.{name}_proj"] for name in ("gate", "up")} == {"int4:g32"}
+    assert {found[name] for name in found if name.startswith("attention.")} == {"int4:g32"}
+    assert [found[name] for name in ("odd", "out", "wide")] == ["int4:g128", "int4:g128", "int4:g64"]
+
+
+def test_a_rule_all_of_whose_layers_get_smaller_groups_is_no_mistake() -> None:
+    recipe = parse_recipe("default: int8:g128\nrules: [{name: wide, preset: int4:g128}]")
+    found = given(recipe, fit=True)
+    assert (found["wide"], found["out"]) == ("int4:g64", "int8:g128")
+    with pytest.raises(RecipeError, match="wide"):
+        quantize_model(nn.Sequential(nn.Linear(192, 8)), recipe, fit=True)
+    data = [torch.randn(4, 192)]
+    model = nn.Sequential(nn.Linear(192, 192), nn.Linear(192, 8))
+    made = quantize_model(model, "int4:g128", method="gptq", fit=True, calibration=data)
+    assert str(made.layers[0].gives).startswith("weight int4:g64")

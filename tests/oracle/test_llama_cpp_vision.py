@@ -1,6 +1,7 @@
 """Vision files against llama.cpp: its converter's tensors and metadata, and its encoder's image."""
 
 import ctypes
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 MMPROJ = get_codec("mmproj")
 OF_CONVERTER = {"GGUF.kv_count", "general.name", "general.size_label", "general.alignment"}
 """Metadata that no engine reads."""
-TEXT = {"gemma3": "gemma3", "smolvlm": "llama"}
+TEXT = {"gemma3": "gemma3", "smolvlm": "llama", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "llama4": "llama"}
 """Tiny models of text with the width of each."""
+SIDES = {"qwen2_vl": 112, "qwen2_5_vl": 224}
+"""Sides of images that llama.cpp takes as they are; the second has several windows."""
+MISNAMED = {"llama4": ("attn_post_norm", "ln2")}
+"""Names of the converter that llama.cpp does not look for, and those that it does."""
 
 
 @pytest.fixture(scope="module", params=list(tiny_vision.MODELS))
@@ -40,12 +45,14 @@ def fields(path: Path) -> dict[str, Any]:
 def test_tensors_and_metadata_are_those_of_the_converter(
     model: tuple[str, Path, Any], tmp_path: Path
 ) -> None:
-    _, folder, _ = model
+    name, folder, _ = model
     if not converted.CONVERTER.exists():
         pytest.skip("the converter is made by benchmarks/llama_cpp.sh")
     converted.convert_vision(folder / "in", tmp_path / "theirs.gguf")
     path = folder / "out/mmproj-model.gguf"
-    ours, theirs = tensors(path), tensors(tmp_path / "theirs.gguf")
+    wrong, right = MISNAMED.get(name, ("", ""))
+    ours = tensors(path)
+    theirs = {k.replace(wrong, right): v for k, v in tensors(tmp_path / "theirs.gguf").items()}
     assert {k: v[:2] for k, v in ours.items()} == {k: v[:2] for k, v in theirs.items()}
     assert [key for key in ours if ours[key][2].tobytes() != theirs[key][2].tobytes()] == []
     mine, yours = fields(path), fields(tmp_path / "theirs.gguf")
@@ -84,18 +91,34 @@ def embedded(path: Path, text: Path, image: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(found))
 
 
+def features_of(name: str, made: Any, pixels: torch.Tensor) -> Any:
+    """Return what transformers makes of an image, (1, 3, height, width)."""
+    if name == "llama4":  # llama.cpp has the tokens of an image column by column
+        found = made.multi_modal_projector(made.get_image_features(pixel_values=pixels).last_hidden_state)
+        side = math.isqrt(found.shape[-2])
+        return found.reshape(side, side, -1).transpose(0, 1)
+    if not name.startswith("qwen"):
+        return made.get_image_features(pixel_values=pixels[None] if name == "smolvlm" else pixels)
+    size, merged = 14, 2
+    high, wide = (each // size for each in pixels.shape[2:])
+    cut = pixels.expand(2, -1, -1, -1).reshape(
+        2, 3, high // merged, merged, size, wide // merged, merged, size
+    )
+    patches = cut.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(high * wide, -1)
+    return made.get_image_features(pixel_values=patches, image_grid_thw=torch.tensor([[1, high, wide]]))
+
+
 def test_an_image_becomes_what_transformers_makes_of_it(model: tuple[str, Path, Any], tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="made by benchmarks/llama_cpp.sh")
     name, folder, made = model
     tiny_families.write(tmp_path / "text", TEXT[name])
-    side = tiny_vision.SIDE
+    side = SIDES.get(name, tiny_vision.SIDE)
     image = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
     theirs = embedded(folder / "out/mmproj-model.gguf", written(tmp_path / "text", tmp_path / "gguf"), image)
     mean, std = (torch.tensor(tiny_vision.PROCESSOR[key]) for key in ("image_mean", "image_std"))
     pixels = ((torch.from_numpy(image).float() / 255 - mean) / std).permute(2, 0, 1)[None]
     with torch.no_grad():
-        given = pixels if name == "gemma3" else pixels[None]
-        features = made.get_image_features(pixel_values=given)
+        features = features_of(name, made, pixels)
     features = getattr(features, "pooler_output", features)
     ours = torch.cat([each.reshape(-1, each.shape[-1]) for each in features])
     # SmolVLM sees the whole image, and then its one slice. ggml's GELU is a table in float16.

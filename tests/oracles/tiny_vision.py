@@ -29,6 +29,24 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "smolvlm": ("SmolVLM", {
         "text_config": {"model_type": "llama", **_TEXT}, "vision_config": _VISION, "scale_factor": 2,
     }),
+    "qwen2_vl": ("Qwen2VL", {
+        "text_config": _TEXT,
+        "vision_config": {"depth": 3, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2},
+    }),
+    "qwen2_5_vl": ("Qwen2_5_VL", {
+        "text_config": _TEXT,
+        "vision_config": {
+            "depth": 4, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "out_hidden_size": 64,
+            "fullatt_block_indexes": [1, 3],
+        },
+    }),
+    "llama4": ("Llama4", {
+        "text_config": {**_TEXT, "num_local_experts": 2, "intermediate_size_mlp": 96},
+        "vision_config": {
+            **_VISION, "num_hidden_layers": 3, "intermediate_size": 256, "vision_output_dim": 96,
+            "projector_input_dim": 96, "projector_output_dim": 96,
+        },
+    }),
 }  # fmt: skip
 """By model type: the begin of the names of its classes, and its configuration."""
 PROCESSOR = {

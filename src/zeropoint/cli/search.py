@@ -41,7 +41,7 @@ def search(  # noqa: PLR0913 (arguments, and records of options)
     budget: Annotated[
         LayerBudget, only("candidates", "state", "importance", "text", "refine", required=("budget",))
     ],
-    content: Annotated[Content, only("format", "include", "ignore", "dequantize_first")],
+    content: Annotated[Content, only("format", "include", "ignore", "fit", "dequantize_first")],
     quantization: Annotated[Quantization, _QUANTIZATION],
     machine: Annotated[Machine, only("workers", "max_memory", "device")],
     files: SearchFiles,
@@ -64,6 +64,7 @@ def search(  # noqa: PLR0913 (arguments, and records of options)
       zeropoint search MODEL --budget 4.8bpw --format FORMAT --method ggml -o recipe.yaml --plot curve.svg
       zeropoint search MODEL --budget 4.5bpw --importance linearity --text wiki.txt --refine 20 -o recipe.yaml
       zeropoint search MODEL --budget 4.5bpw --importance divergence --text wiki.txt -o recipe.yaml
+      zeropoint search MODEL --budget 4.5bpw --fit -o recipe.yaml
       zeropoint quantize MODEL OUT --recipe recipe.yaml
     """  # noqa: D301
     result = lazy.search_checkpoint(

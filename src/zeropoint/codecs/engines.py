@@ -39,7 +39,9 @@ class Facts:
     more than 16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor.
     single_experts: whether some are written one by one that transformers has in one and does not join.
     joined_floats: floats of which it makes another weight, or None. cut: a layer, not of experts, of which it
-    makes others, or None. converter: the operation by which it joins experts, where that is unusual, or None.
+    makes others, or None. uncut: a layer that it cuts from another and that is not quantized, or None.
+    asked: a layer of codes alone whose weight its initialization reads, or None.
+    converter: the operation by which it joins experts, where that is unusual, or None.
     split: layers that engines run as one but that do not have one scheme, in a sentence, or None.
     unusual_experts: whether projections of experts have names of their own.
     """
@@ -55,6 +57,8 @@ class Facts:
     single_experts: bool = False
     joined_floats: str | None = None
     cut: str | None = None
+    uncut: str | None = None
+    asked: str | None = None
     converter: str | None = None
     unusual_experts: bool = False
     split: str | None

@@ -26,7 +26,9 @@ from .llama_cpp.vision_families import (
     read_vision,
     vision_family,
     vision_form,
+    vision_pieces,
     vision_values,
+    vision_wholes,
 )
 from .model_format import FileModel, ModelFiles
 from .stored_forms import StoredForm
@@ -47,10 +49,12 @@ class MmprojFormat(LlamaCppFormat):
         return None if family is None else vision_form(family, name, shape)
 
     def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[TensorPiece]:
-        return ()
+        family = vision_family(config)
+        return () if family is None else vision_pieces(family, name, shape, config)
 
     def wholes(self, shapes: Mapping[str, tuple[int, ...]], config: Config) -> Sequence[Whole]:
-        return ()
+        family = vision_family(config)
+        return () if family is None else vision_wholes(family, shapes, config)
 
     def metadata(self, model: ModelFiles) -> Metadata:
         """See :class:`ModelFormat`; raises UnsupportedError for an unknown model."""

@@ -76,6 +76,7 @@ class StoredForm(NamedTuple):
         plus: what is added to each value.
         negated_exp: whether each value x is -exp(x) there.
         float32: whether it is stored in float32 where it is not quantized.
+        float16: whether float16 stays so all the same.
         part: of one tensor that holds several, one after the other along a first axis: which of them it is,
             from 0 on, and how many there are.
         shapes: the shape in the model, and that in the file of the same values in the same order.
@@ -89,6 +90,7 @@ class StoredForm(NamedTuple):
     float32: bool = False
     part: tuple[int, int] | None = None
     shapes: tuple[Shape, Shape] | None = None
+    float16: bool = False
 
     def file_shape(self, shape: Shape) -> Shape:
         """Return the file shape of a model tensor.

@@ -26,12 +26,12 @@ from .layer_types import layer_type
 from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
 from .prepare import ENTRIES, preparing
-from .recipe_layers import as_recipe, require_model
+from .recipe_layers import as_recipe, require_model, with_smaller_groups
 from .rescale import rescaled_channels
 from .saving_guard import guarded
 from .shared_linear import TRANSPOSED
 from .solved_model import solved
-from .unfuse import replace_modules
+from .unfuse import replace_modules, unfused
 
 _TILE_VALUES = 1 << 22
 """Weights that are measured at a time: kernels need no further memory, plain torch some bytes for each."""
@@ -79,7 +79,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
 
 def quantize_model(  # noqa: PLR0913 (a model, a recipe, and the options of it)
     model: nn.Module, recipe: Recipe | str, *, method: str | None = None, quality: str | None = None,
-    ignore: Iterable[str] | str = (),
+    ignore: Iterable[str] | str = (), fit: bool = False,
     calibration: Calibration | Iterable[Any] | None = None, inplace: bool = False,
 ) -> Conversion:  # fmt: skip
     """Return ``model`` with packed weights in the layers of ``recipe``.
@@ -100,6 +100,8 @@ def quantize_model(  # noqa: PLR0913 (a model, a recipe, and the options of it)
             last two with batches as ``calibration`` (:data:`zeropoint.recipes.quality.LADDER`).
         ignore: patterns of layers to keep, before any rule decides: globs, or ``re:`` and a regular
             expression.
+        fit: give matrices whose inputs the group does not divide a smaller one, half or a quarter of it, as
+            most file layouts need; the record of a layer has its scheme. Otherwise a last group is short.
         calibration: ranges of static inputs and outputs, and statistics that methods need; or batches, each
             as the model takes it, on which weights are solved in the order in which they run, each on inputs
             from the quantized layers before it.
@@ -116,6 +118,10 @@ def quantize_model(  # noqa: PLR0913 (a model, a recipe, and the options of it)
     target = model if inplace else copy.deepcopy(model)
     chosen = one_name(method, quality, has_data=calibration is not None)
     rules = as_recipe(recipe).with_method(chosen).ignoring(ignore)
+    if fit:
+        require_model(target)
+        with unfused(target) as root:
+            rules = with_smaller_groups(root, rules)
     # What is no calibration and gives no batches is refused with the first layer that needs one.
     if calibration is None or isinstance(calibration, Calibration | Mapping):
         learned = cast(Calibration | None, calibration)

@@ -6,6 +6,7 @@ gradient of fake_quantize is the straight-through estimator with the inclusive m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..errors import DtypeError, ShapeError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..layout.code_rows import packed_shape
 from ..params.tensors import Params, parameter_tensors, require_parameters
 from ..schemes import Scheme
@@ -86,14 +87,30 @@ class Operator:
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._function = function
+        self._name, self._function = name, function
         self._op = torch.library.custom_op(f"zeropoint::{name}", function, mutates_args=())
-        self.register_fake = self._op.register_fake
         self.register_autograd = self._op.register_autograd
 
     def __call__(self, x: torch.Tensor, *rest: Any) -> Any:
         """Call the function, or the operator where something must see the call."""
         return self._function(x, *rest) if is_plain(x) else self._op(x, *rest)
+
+    def register_fake(self, function: Callable[..., Any]) -> None:
+        """Register what tells tracers the shapes of results.
+
+        It raises UnsupportedError inside of ``torch.onnx.export``, which has no ONNX for the operator.
+        """
+
+        @functools.wraps(function)
+        def checked(*given: Any) -> Any:
+            if torch.onnx.is_in_onnx_export():
+                raise UnsupportedError(
+                    f"torch.onnx.export knows no zeropoint::{self._name}; convert the model, and write it by "
+                    "zeropoint.export.onnx.export_onnx"
+                )
+            return function(*given)
+
+        self._op.register_fake(checked)
 
 
 def is_plain(x: torch.Tensor) -> bool:

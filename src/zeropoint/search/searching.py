@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from ..checkpoint.plan.decisions import describe
 from ..checkpoint.plan.learned_data import require_statistics_of_methods
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.recipe import RecipeText
@@ -335,6 +336,12 @@ def _result(request: SearchRequest, table: Table, weighing: Weighing, decision: 
             f"one with it, such as {found.without[0]}"
         )
     chosen = zip(found.layers, table.chosen(decision.chosen), strict=True)
+    fitted = [d for d in decision.plan.decisions if d.fitted] if request.selection.fit else []
+    if fitted:
+        notes.append(
+            f"{count(len(fitted), 'tensor')} in smaller groups than their candidate's, such as "
+            f"{describe(fitted[0])}; quantize by the recipe with {option('fit', True)}"
+        )
     return SearchResult(
         choices=found,
         budget=request.budget,
@@ -419,10 +426,12 @@ def _planned(
     for layer, text in zip(found.layers, chosen, strict=True):
         for weight in layer.weights:
             names[weight.tensor] = text
-    comment = (
+    comment: tuple[str, ...] = (
         f"zeropoint search: budget {request.budget}, importance {weighing.name}",
         f"candidates {', '.join(found.candidates)}",
     )
+    if request.selection.fit:
+        comment += (f"quantize with {option('fit', True)}, by which it was searched",)
     text = recipe_of(names, method=request.method, without=found.without, comment=comment)
     recipe, limits = RecipeText(text=text, name="search"), request.limits
     plan = make_plan(found.source, recipe, selection=request.selection, limits=limits, codec=request.codec)

@@ -129,7 +129,7 @@ def search_checkpoint(
     method: str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
     length: int | None = None, imatrix: Path | str | None = None, statistics: Paths = (), refine: int = 0,
-    include: Patterns = (), ignore: Patterns = (), dequantize_first: bool = False,
+    include: Patterns = (), ignore: Patterns = (), fit: bool = False, dequantize_first: bool = False,
     workers: int | None = None, max_memory: int | str | None = None,
     device: torch.device | str | None = None, overwrite: bool = False,
     plot: Path | str | None = None, report: bool = True, progress: Shown = False,
@@ -159,7 +159,8 @@ def search_checkpoint(
         statistics: files of :func:`~zeropoint.gather_statistics` in its place, added where there are several.
         refine: generations of an evolution by the measured KL divergence of the model.
         include, ignore, dequantize_first, workers, max_memory: as for :func:`quantize_checkpoint`.
-        device, progress: likewise.
+        fit, device, progress: likewise; the recipe of a search with ``fit`` is for ``quantize_checkpoint``
+            with it, too.
         overwrite: replace a recipe and a plot that are there.
         plot: a file for a picture of loss over bits, in SVG.
         report: whether to write a page next to ``out``, with ``.html`` behind its name.
@@ -198,7 +199,7 @@ def search_checkpoint(
         )
     for file in filter(None, (drawn, paged, recipe)):
         file.require_free(overwrite=True)
-    selection = selection_of(include, ignore, dequantize_first=dequantize_first)
+    selection = selection_of(include, ignore, fit=fit, dequantize_first=dequantize_first)
     request = what.request(codec_for(format), method, selection, limits)
     request = replace(request, inputs=inputs.reader(limits, progress=progress is True))
     result = what.search(opened, request, out=written, progress=progress)

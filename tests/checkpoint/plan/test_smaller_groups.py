@@ -11,7 +11,7 @@ from tests.checkpoint.written import save, weight
 from tests.peers import transformers
 
 import zeropoint as zp
-from zeropoint.checkpoint.plan.decisions import SMALLEST, group_of
+from zeropoint.schemes.smaller_groups import SMALLEST, group_of
 
 BLOCK = "model.layers.0"
 
@@ -34,7 +34,7 @@ def groups(plan: zp.CheckpointPlan) -> dict[str, int]:
     return {
         d.entry.name.removeprefix(f"{BLOCK}.").removesuffix(".weight"): 0
         if d.layer is None
-        else group_of(d.layer)
+        else group_of(d.layer.weight)
         for d in plan.decisions
     }
 
@@ -111,7 +111,7 @@ def test_a_layout_with_one_group_for_all_files_refuses_several(source: Path) -> 
     ):
         zp.plan_checkpoint(source, "w4a16_asym", format="awq", fit=True, ignore="odd*")
     gptq = zp.plan_checkpoint(source, "w4a16", format="gptq", fit=True, ignore="odd*")
-    assert {group_of(layer) for layer in gptq.layers} == {32, 64, 128}
+    assert {group_of(layer.weight) for layer in gptq.layers} == {32, 64, 128}
 
 
 def test_transformers_loads_the_groups_of_its_layers(tmp_path: Path) -> None:
@@ -135,3 +135,17 @@ def test_transformers_loads_the_groups_of_its_layers(tmp_path: Path) -> None:
             for name in ("out", "floats")
         )
     assert torch.equal(loaded, floats)
+
+
+def test_a_search_takes_smaller_groups_and_says_so(source: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    found = zp.search_checkpoint(
+        source, "6bpw", "w4a16,w8a16", out=recipe, ignore="odd*", fit=True, report=False
+    )
+    assert groups(found.plan)["self_attn.q_proj"] == 64
+    assert any("in smaller groups" in note and "fit=True" in note for note in found.notes)
+    assert "fit=True" in recipe.read_text()
+    plan = zp.plan_checkpoint(source, recipe=recipe, fit=True)
+    assert groups(plan) == groups(found.plan)
+    without = zp.search_checkpoint(source, "6bpw", "w4a16,w8a16", ignore="odd*", report=False)
+    assert groups(without.plan)["self_attn.q_proj"] == 0

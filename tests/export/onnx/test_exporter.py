@@ -1,5 +1,6 @@
 """Converted models as ONNX files: onnxruntime computes what we do, and the codes are ours."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -209,6 +210,17 @@ def test_a_model_that_is_prepared_and_not_converted_is_refused(tmp_path: Path) -
     ):
         with pytest.raises(UnsupportedError, match=r"^model is prepared; pass what convert or convert_graph"):
             export_onnx(prepared, (x,), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("made", [lambda m: quantize_model(m, "w4a16").model, lambda m: prepare(m, "w4a16")])
+def test_the_exporter_of_torch_refuses_and_names_the_one_that_writes_codes(
+    made: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As it is while torch.onnx.export traces a model.
+    monkeypatch.setattr("torch.onnx.is_in_onnx_export", lambda: True)
+    model = made(nn.Linear(64, 8)).eval()
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=r"write it by zeropoint\.export\.onnx"):
+        torch.export.export(model, (torch.ones(2, 64),))
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

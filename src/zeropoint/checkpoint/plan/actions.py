@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...architectures import is_expert, is_transposed
+from ...architectures import is_expert, is_input_embedding, is_transposed
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import LazySequence
 from ...errors import CheckpointError, count, option, printable
@@ -208,11 +208,16 @@ def omission_notes(names: Collection[str], codec: Codec) -> list[str]:
     return [f"{count(len(names), 'tensor')} left out, {why}, such as {printable(min(names))}"]
 
 
-def source_notes(source: Source, decisions: Sequence[TensorDecision]) -> list[str]:
-    """Return notes on tied heads, lost weights, and default decisions."""
+def source_notes(
+    source: Source, decisions: Sequence[TensorDecision], omitted: Collection[str] = ()
+) -> list[str]:
+    """Return notes on tied heads, lost weights, and default decisions.
+
+    omitted: names of tensors that the files omit.
+    """
     notes = []
     heads = tied_heads(source)
-    if heads:
+    if heads and not any(is_input_embedding(module_of(name)) for name in omitted):
         notes.append(f"the head ({', '.join(heads)}) is tied to the embedding and stays as that is")
     if (source.config or {}).get("tie_word_embeddings") is True:
         notes += [

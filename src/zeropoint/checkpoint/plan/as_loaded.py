@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import torch
 
+from ...architectures import classes_of
 from ...codecs.divided_tensors import RowRun
 from ...codecs.engine_architectures import is_of_vllm
 from ...codecs.protocol import LayerScheme
-from ...loaded_layers import RowConversion, asked_layers, cannot_decode, conversions
+from ...loaded_layers import RowConversion, asked_layers, cannot_decode, conversions, renamings, shared_layers
 from ...loaded_names import transformers_names
 from .decisions import TensorDecision, compact, misfit
 from .float_view import Floats
@@ -34,7 +35,8 @@ def as_loaded(floats: Floats, names: Iterable[str]) -> Floats:
         made = {module_of(name) for name in conversion.made}
         return made <= modules and modules.isdisjoint(map(module_of, conversion.sources))
 
-    found = conversions(Shapes(floats.source.entries), floats.source.config or {})
+    shapes, config = Shapes(floats.source.entries), floats.source.config or {}
+    found = [*conversions(shapes, config), *renamings(shapes, config)]
     return _converted(floats, [each for each in found if is_made(each)])
 
 
@@ -42,21 +44,27 @@ def loadable(floats: Floats, decisions: Sequence[TensorDecision]) -> tuple[Float
     """Return a checkpoint and decisions with weights that transformers loads.
 
     Weights become weights of its own layers. Layers stay floats where its code asks for their weight while
-    codes alone are there.
+    codes alone are there, and where it gives other layers their weight, but not their codes.
     """
     config = floats.source.config or {}
     layers = dict.fromkeys(d.layer for d in decisions if d.layer is not None)
-    if not any(_is_packed(layer) for layer in layers):
+    packed = any(is_packed(layer) for layer in layers)
+    if not any(layer.codec.divisible is not None for layer in layers):
         return floats, decisions
-    if not is_of_vllm(config):
+    ours = not is_of_vllm(config)
+    if ours:
         floats, decisions = _with_its_layers(floats, decisions)
-    # Weights of several schemes are not decoded while they load, which the verdict says.
-    if len(layers) == 1 and cannot_decode(floats.source.entries, config):
-        decisions = _with_asked(floats, decisions)
+    if len(layers) != 1:  # weights of several schemes are not decoded while they load, which the verdict says
+        return floats, decisions
+    undecoded = packed and cannot_decode(floats.source.entries, config)
+    if undecoded:
+        decisions = _without(floats, decisions, asked_layers(config), _ASKED)
+    if ours and classes_of(config) and (undecoded or not packed):
+        decisions = _without(floats, decisions, shared_layers(config), _SHARED)
     return floats, decisions
 
 
-def _is_packed(layer: LayerScheme) -> bool:
+def is_packed(layer: LayerScheme) -> bool:
     """Return whether transformers finds codes alone and cannot convert them."""
     return (
         layer.codec.divisible is not None
@@ -71,12 +79,16 @@ def _with_its_layers(
     config = floats.source.config or {}
     known = {d.entry.name: d for d in decisions}
     found, made = list[RowConversion](), dict[str, list[TensorDecision]]()
-    for conversion in conversions(Shapes(floats.source.entries), config):
+    shapes = Shapes(floats.source.entries)
+    renames = {c.sources: c for c in renamings(shapes, config)}
+    packed = any(d.layer is not None and is_packed(d.layer) for d in decisions)
+    for conversion in (*renames.values(), *(conversions(shapes, config) if packed else ())):
         sources = [known[name] for name in conversion.sources]
         first, layer = sources[0], sources[0].layer
         if any((d.layer, d.method) != (layer, first.method) for d in sources):
             continue
-        if layer is not None and not _is_packed(layer):
+        renames_it = conversion.sources in renames
+        if layer is None if renames_it else layer is not None and not is_packed(layer):
             continue
         new = [replace(first, entry=r.entry) for r in _readers(floats, conversion)]
         if layer is None or all(misfit(d.entry, layer) is None for d in new):
@@ -135,23 +147,25 @@ def runs_of(rows: torch.Tensor) -> tuple[RowRun, ...]:
 
 
 _ASKED = "transformers' code asks for its weight, where it finds codes alone"
+_SHARED = "transformers gives other layers its weight, and not its codes"
 
 
-def _with_asked(floats: Floats, decisions: Sequence[TensorDecision]) -> Sequence[TensorDecision]:
-    """Return decisions that keep layers whose weights transformers reads.
+def _without(
+    floats: Floats, decisions: Sequence[TensorDecision], layers: frozenset[str], reason: str
+) -> Sequence[TensorDecision]:
+    """Return decisions that keep layers, by their names in transformers.
 
     Where most values are in such layers, they stay as they are.
     """
     config = floats.source.config or {}
-    asked = asked_layers(config)
 
     def stays(d: TensorDecision) -> bool:
-        return d.quantized and not asked.isdisjoint(transformers_names(module_of(d.entry.name), config))
+        return d.quantized and not layers.isdisjoint(transformers_names(module_of(d.entry.name), config))
 
-    kept = sum(d.entry.nbytes for d in decisions if stays(d)) if asked else 0
+    kept = sum(d.entry.nbytes for d in decisions if stays(d)) if layers else 0
     if not kept or 2 * kept > sum(d.entry.nbytes for d in decisions if d.quantized):
         return decisions
     return compact(
         floats.source.entries,
-        (replace(d, layer=None, why=Why.UNFIT, reason=_ASKED) if stays(d) else d for d in decisions),
+        (replace(d, layer=None, why=Why.UNFIT, reason=reason) if stays(d) else d for d in decisions),
     )

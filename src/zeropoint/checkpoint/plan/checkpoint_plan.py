@@ -309,8 +309,8 @@ def make_plan(
         notes += rotation_notes(floats, plain.source, rotation, methods)
     if folds:
         texts = {**texts, RESCALED: Text.of(folds_text(folds))}
-    notes += [*source_notes(floats.source, decisions), *configuration_notes(texts), *split, *actions.notes()]
-    notes += [*remarks, *remarks_of_files, *omission_notes(omitted, codec), *more.notes]
+    notes += [*source_notes(floats.source, decisions, omitted), *configuration_notes(texts), *split]
+    notes += [*actions.notes(), *remarks, *remarks_of_files, *omission_notes(omitted, codec), *more.notes]
     plan = CheckpointPlan(
         outputs=outputs,
         recipe=text,

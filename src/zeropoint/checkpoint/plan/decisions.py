@@ -8,19 +8,19 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...architectures import fused_set
-from ...codecs.block_extents import blocks, no_matrix, partial_group
+from ...codecs.block_extents import no_matrix, partial_group
 from ...codecs.containers.protocol import Use
 from ...codecs.layer_schemes import layer_of, named_layer
 from ...codecs.protocol import Codec, LayerScheme
-from ...codecs.tensor_fields import COLUMNS, ROWS
 from ...columns import Interned, LazySequence
 from ...errors import CheckpointError, RecipeError, ZeropointError, count, option, printable
 from ...methods import NEAREST
 from ...recipes import Assignment, Recipe, Rule, Subject
-from ...schemes import Granularity
+from ...schemes import Scheme
+from ...schemes.smaller_groups import SMALLEST, group_of, halved, smaller_groups
 from ..read.problems import listed
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
@@ -111,7 +111,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
             kind = "fused experts" if is_fused_experts(entry) else "a linear weight"
             reason, fitted = kind if by_default else rule.place, layer != asked
             if layer is not None and asked is not None and fitted:
-                reason = f"groups of {group_of(layer)} in place of {group_of(asked)}, {reason}"
+                reason = f"groups of {group_of(layer.weight)} in place of {group_of(asked.weight)}, {reason}"
             decision = TensorDecision(
                 entry=entry,
                 layer=layer,
@@ -302,34 +302,20 @@ def _split(members: dict[LayerScheme | None, str]) -> str:
     return f"{' and '.join(schemes)}, but engines run them as one layer"
 
 
-SMALLEST = 32
-"""The smallest group that is chosen: vLLM's GPU kernels (Marlin, Triton) take none below."""
-
-
-def group_of(layer: LayerScheme) -> int:
-    """Return the columns of a scheme's group; 0 for other blocks."""
-    found = blocks(layer.weight)
-    return found[COLUMNS] if found[ROWS] == 1 else 0
-
-
-def _halved(layer: LayerScheme) -> LayerScheme | None:
-    """Return a layer with half the group, or None, as for MX."""
-    group = group_of(layer)
-    if not group or group % 2 or len(layer.weight.levels) > 1:
-        return None
-    finest = replace(layer.weight.scales[0], granularity=Granularity.group(group // 2))
+def _with(layer: LayerScheme, weight: Scheme | None) -> LayerScheme | None:
+    """Return a layer under another scheme of weights, or None."""
     try:
-        return named_layer(layer.codec, replace(layer.weight, scales=(finest,)), layer.input)
+        return None if weight is None else named_layer(layer.codec, weight, layer.input)
     except ZeropointError:
         return None
 
 
 def smaller(layer: LayerScheme) -> Iterator[LayerScheme]:
-    """Yield a layer with repeatedly halved groups, down to SMALLEST."""
-    half = _halved(layer)
-    while half is not None and group_of(half) >= SMALLEST:
-        yield half
-        half = _halved(half)
+    """Yield a layer with halved groups that its codec has."""
+    for weight in smaller_groups(layer.weight):
+        if (found := _with(layer, weight)) is None:
+            return
+        yield found
 
 
 class SmallerGroups:
@@ -348,7 +334,7 @@ class SmallerGroups:
             return
         fitting = next((half for half in smaller(layer) if self._misfit(entry, half) is None), None)
         key = _set_of(entry), layer
-        if fitting is not None and group_of(fitting) < group_of(self._found.get(key, layer)):
+        if fitting is not None and group_of(fitting.weight) < group_of(self._found.get(key, layer).weight):
             self._found[key] = fitting
 
     def of(self, entry: TensorEntry, layer: LayerScheme) -> LayerScheme:
@@ -363,8 +349,8 @@ def _set_of(entry: TensorEntry) -> str:
 
 def why_none(layer: LayerScheme) -> str:
     """Return why no smaller group fits, or "" without groups."""
-    if not group_of(layer):
+    if not group_of(layer.weight):
         return ""
-    if _halved(layer) is None:
+    if _with(layer, halved(layer.weight)) is None:
         return ", and its format has no other group"
     return f", and no smaller group of at least {SMALLEST} divides it"

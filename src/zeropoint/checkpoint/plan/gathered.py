@@ -85,7 +85,8 @@ def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
 
     dtype: of the floats of safetensors files that become others.
     """
-    own, config = codec_of(floats.source.container.name), floats.source.config or {}
+    source, config = floats.source, floats.source.config or {}
+    own = codec_of(source.container.name, source.metadata[source.shards[0]])
     shapes = Shapes(floats.source.entries)
     wholes = {whole.pieces[0].name: whole for whole in own.model_format.wholes(shapes, config)}
     made = {name: [_joined(whole, floats)] for name, whole in wholes.items()}

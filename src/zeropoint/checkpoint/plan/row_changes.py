@@ -207,7 +207,8 @@ def in_form(reader: RowReader, form: StoredForm) -> RowReader:
         return replace(reader, of=in_form(reader.of, form))
     entry, of = reader.entry, reader.of if isinstance(reader, Reordered) else reader
     # What a file of this format has in another dtype, its engine reads in that.
-    if reader.layer is None and entry.form is None and form.float32 and entry.dtype in _NARROW:
+    narrow = entry.dtype in _NARROW and not (form.float16 and entry.dtype == "F16")
+    if reader.layer is None and entry.form is None and form.float32 and narrow:
         entry = with_dtype(entry, "F32")
     return Reordered(entry=entry, of=of, target=form)
 

@@ -24,9 +24,11 @@ from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...codecs.protocol import LayerScheme
 from ...codecs.tensor_fields import COLUMNS, ROWS
 from ...errors import CheckpointError, option
-from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters
+from ...loaded_layers import asked_layers, cut_in_vain
+from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters, transformers_names
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
+from .as_loaded import is_packed
 from .config_and_index import odd_targets
 from .decisions import split_sets
 from .output_tensors import Output
@@ -94,6 +96,8 @@ def facts_of(plan: CheckpointPlan) -> Facts:
         single_experts=_single_experts(plan),
         joined_floats=_joined_floats(plan),
         cut=_cut(plan),
+        uncut=_uncut(plan),
+        asked=_asked(plan),
         converter=_converter(plan),
         unusual_experts=any(is_expert(w.module) and not is_usual_expert(w.module) for w in plan.weights),
         whole_experts=any(is_fused_experts(kept.source) for kept in plan.kept),
@@ -122,6 +126,23 @@ def _cut(plan: CheckpointPlan) -> str | None:
     config = plan.source.config or {}
     layers = (weight.module for weight in plan.weights if not is_expert(weight.module))
     return next((module for module in layers if conversion(module + WEIGHT, config)), None)
+
+
+def _uncut(plan: CheckpointPlan) -> str | None:
+    """Return an unquantized layer that transformers cuts from another, or None."""
+    config = plan.source.config or {}
+    if not plan.weights or not is_installed():
+        return None
+    return cut_in_vain([n for w in plan.weights for n in transformers_names(w.module, config)], config)
+
+
+def _asked(plan: CheckpointPlan) -> str | None:
+    """Return a layer of codes alone whose weight transformers reads, or None."""
+    config = plan.source.config or {}
+    if len(plan.layers) != 1 or not is_packed(plan.layers[0]) or _section(plan).get("dequantize") is True:
+        return None
+    names = (name for weight in plan.weights for name in transformers_names(weight.module, config))
+    return next((name for name in names if name in asked_layers(config)), None)
 
 
 def _converter(plan: CheckpointPlan) -> str | None:

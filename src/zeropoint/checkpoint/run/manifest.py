@@ -31,10 +31,10 @@ from ...codecs.containers import CONTAINERS
 from ...columns import ordered
 from ...methods import NEAREST, Loss
 from ...schemes.scale_rules import SIGNED, Search
+from ...schemes.smaller_groups import group_of
 from ..measure.tensor_error import TensorError, finite_number
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.config_and_index import MANIFEST
-from ..plan.decisions import group_of
 from ..plan.identity import VERSION
 from ..plan.texts import Text
 from ..read.source import INDEX_SUFFIX
@@ -89,7 +89,7 @@ def _pieces(
 
     def about(number: int) -> dict[str, Any]:
         weight = plan.weights[number]
-        group = {"group": group_of(weight.layer)} if weight.source.name in fitted else {}
+        group = {"group": group_of(weight.layer.weight)} if weight.source.name in fitted else {}
         return {**_about(plan, number, all_units, done), **group}
 
     found = ((plan.weights[n].module, about(n)) for n in order)

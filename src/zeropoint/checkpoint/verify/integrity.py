@@ -7,6 +7,7 @@ distinguished from damage to what it describes. run/manifest.py has its layout.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from array import array
@@ -21,6 +22,7 @@ from ...methods import NEAREST
 from ...methods.method import OutputError
 from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
+from ..plan.selection import WEIGHT, module_of
 from ..read.json_stream import JsonStream
 from ..read.problems import Problem
 from ..read.safetensors_file import pieces, unique_keys
@@ -70,6 +72,8 @@ class Manifest:
         self.problems: list[Problem] = []
         self.nbytes = 0
         self._entries = source.entries
+        self._indexed = source.container.indexed
+        self._others: dict[str, str] = {}
         self._first = array("q", [-1]) * len(source.entries)
         self._count = array("I", [0]) * len(source.entries)
         self._begins, self._sizes, self._digests = array("q"), array("q"), bytearray()
@@ -81,6 +85,10 @@ class Manifest:
         """Add a tensor of the manifest; raises ValueError for a duplicate name."""
         shard, parts = _text(record["file"]), _parts(record["parts"])
         number = self._entries.number(name)
+        if number is None and parts and not self._indexed:
+            own = self._by_place.get((shard, parts[0].begin))
+            if own is not None:
+                self._others[name], number = own, self._entries.number(own)
         if number is None:
             if self._surplus.add(name) is None:
                 raise ValueError(f"{printable(name)} appears twice in one object")
@@ -113,6 +121,19 @@ class Manifest:
             )
             for n in range(first, first + count)
         )
+
+    @functools.cached_property
+    def _by_place(self) -> Mapping[tuple[str, int], str]:
+        """Names of tensors by file and first byte.
+
+        Files with names of their own are read under one of the names that models have for a tensor, and the
+        manifest has the source's.
+        """
+        return {(entry.file.name, entry.begin): entry.name for entry in self._entries.values()}
+
+    def own(self, name: str) -> str:
+        """Return the name under which a tensor of the source is read."""
+        return self._others.get(name, name)
 
     def add_weight(self, module: str, record: Mapping[str, Any]) -> None:
         """Take in what the manifest says of the weight of a module."""
@@ -179,10 +200,10 @@ def _read(file: OpenFile, found: Manifest, records: dict[str, Mapping[str, Any]]
                 found.files[name] = _file(stream.value(_MAX_RECORD))
         elif key == "weights":
             for name in stream.members():
-                record = stream.value(_MAX_RECORD)
-                found.add_weight(name, record)
+                record, module = stream.value(_MAX_RECORD), module_of(found.own(name + WEIGHT))
+                found.add_weight(module, record)
                 if records is not None:
-                    records[name] = record
+                    records[module] = record
         else:
             seen[key] = stream.value(_MAX_RECORD)
     stream.end()
@@ -193,7 +214,7 @@ def _read(file: OpenFile, found: Manifest, records: dict[str, Mapping[str, Any]]
     if isinstance(seen.get("identity"), dict):
         found.identity = {name: _text(value) for name, value in seen["identity"].items()}
     if isinstance(seen.get("kept"), dict):
-        found.kept = {name: _text(value) for name, value in seen["kept"].items()}
+        found.kept = {found.own(name): _text(value) for name, value in seen["kept"].items()}
 
 
 def _hashing(file: OpenFile, sealed: int, hashed: hashlib._Hash) -> Iterator[bytes]:

@@ -7,13 +7,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ...codecs.protocol import Codec
 from ...codecs.records import Known
+from ...codecs.registry import codec_of
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.stored_forms import OMITTED
+from ..plan.as_loaded import as_loaded
 from ..plan.carried_scales import replacements
 from ..plan.converted_layers import same_inputs
 from ..plan.decisions import TensorDecision
 from ..plan.expert_matrices import WeightMatrix, matrices, with_stacks
 from ..plan.float_view import Floats, as_floats
+from ..plan.gathered import replaced
 from ..plan.rescaled import folds_of, folds_text, rescaled_floats
 from ..plan.rotated import rotated_floats, saved_rotation
 from ..plan.row_changes import decoded_to, in_form, matrix_rows
@@ -70,6 +75,21 @@ class Original:
             floats = rescaled_floats(floats, folds)
         return replace(self, source=own, floats=floats)
 
+    def placed(self, source: Source) -> Original:
+        """Return the original with the tensors and names of files like ``source``."""
+        codec = codec_of(source.container.name, source.metadata[source.shards[0]])
+        floats = as_loaded(self.floats.in_pieces(codec), source.entries)
+        floats = floats.without(floats.omitted(codec))
+        # Published checkpoints and those that transformers saves have several names for one place in a file.
+        other = [entry for name, entry in floats.source.entries.items() if name not in source.entries]
+        known = {_place(codec, e, source): e.name for e in source.entries.values()} if other else {}
+        made = {}
+        for entry in other:
+            name, reader = known.get(_place(codec, entry, floats.source)), floats.reader(entry)
+            if name is not None and name not in floats.source.entries:
+                made[entry.name] = [replace(reader, entry=replace(reader.entry, name=name))]
+        return replace(self, floats=replaced(floats, made, set(made)) if made else floats)
+
     def matrix(self, module: str) -> RowReader | None:
         """Return the matrix of a module or an expert, or None."""
         for name in (f"{module}{WEIGHT}", module):
@@ -125,6 +145,12 @@ OF_EXPERT = re.compile(r"(?:(?P<holder>.*)\.)?\d+\.(?P<part>[^.]+)", re.DOTALL)
 @functools.lru_cache(maxsize=8)
 def _by_module(entry: TensorEntry) -> dict[str, WeightMatrix]:
     return {matrix.module: matrix for matrix in matrices(entry)}
+
+
+def _place(codec: Codec, entry: TensorEntry, source: Source) -> object:
+    """Return a tensor's name and part in a file, or its name."""
+    form = codec.model_format.stored_form(entry.name, entry.shape, source.config or {})
+    return entry.name if form is None or form is OMITTED else (form.name, form.part)
 
 
 def open_original(path: Place | str) -> Original:

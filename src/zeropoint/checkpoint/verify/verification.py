@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...codecs.registry import claiming, codec_of
+from ...codecs.registry import claiming
 from ...errors import CheckpointError, RecipeError, ZeropointError, count, option, printable
 from ...methods import OF_CODES, Bound, method_named
 from ...methods.registry import DISTILLED
@@ -23,7 +23,6 @@ from ...progress import Progress
 from ...results import PROBLEMS, Result
 from ..measure.tensor_error import TensorError
 from ..measure.workers import done_tasks
-from ..plan.as_loaded import as_loaded
 from ..plan.config_and_index import MANIFEST
 from ..plan.identity import SHARD, shard_fields
 from ..plan.limits import Limits
@@ -173,7 +172,7 @@ def verify(
     """
     limits = limits or Limits.default()
     source = open_source(path)
-    original = None if against is None else _placed(open_original(against).changed(source), source)
+    original = None if against is None else open_original(against).changed(source).placed(source)
     notes = list(source.notes)
     if original is not None:
         _require_order(source, original)
@@ -231,13 +230,6 @@ def verify(
         notes=tuple(notes),
         problems=tuple(dict.fromkeys([*problems, *work.problems])),
     )
-
-
-def _placed(original: Original, source: Source) -> Original:
-    """Return an original with the tensors of files like ``source``."""
-    codec = codec_of(source.container.name, source.metadata[source.shards[0]])
-    floats = as_loaded(original.floats.in_pieces(codec), source.entries)
-    return replace(original, floats=floats.without(floats.omitted(codec)))
 
 
 def _require_order(source: Source, original: Original) -> None:

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ...architectures import expert_layout, model_type, splits_experts, unloadable
+from ...architectures import expert_layout, model_type, splits_experts
 from ...errors import option, printable
 from ...schemes import Granularity, ZeroPoint
 from ..act_order import group_index
+from ..engine_architectures import is_of_vllm
 from ..engines import (
     HUMMING,
     LLAMA_CPP,
@@ -39,7 +40,7 @@ from ..engines import (
 )
 from ..protocol import LayerScheme
 from .layout import FLOAT8, SMALL, Layout, strategy
-from .tested import tested
+from .tested import ASKED, UNCUT, tested
 
 _EXPERTS_READ = (Layout.PACK.value, Layout.MXFP4.value)
 _WITH_INPUTS = (*FLOAT8, Layout.INT.value)
@@ -51,9 +52,13 @@ _DECODED = "where weights alone are quantized, all in one way"
 
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
-    broken = unloadable(facts.family)
-    if broken is not None:
-        yield Loads.NO, broken
+    if facts.uncut is not None:
+        yield (
+            Loads.NO,
+            f"its converter that makes {printable(facts.uncut)} {UNCUT}",
+        )
+    if facts.asked is not None:
+        yield Loads.NO, f"its code {ASKED} of {printable(facts.asked)}, where it finds codes alone"
     if splits_experts(facts.family) and facts.whole_experts:
         yield Loads.NO, "it takes the experts of this family one by one, and here they are kept as one tensor"
     if facts.single_experts or (expert_layout(facts.family).biased and facts.experts):
@@ -116,7 +121,8 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     if facts.transposed:
         yield Loads.NO, "quantized weights of Conv1D are not read"
     biased = expert_layout(facts.family).biased and bool(facts.experts)
-    if unloadable(facts.family) or splits_experts(facts.family) or biased or facts.unusual_experts:
+    lost = facts.uncut is not None and not is_of_vllm(facts.family)
+    if lost or splits_experts(facts.family) or biased or facts.unusual_experts:
         yield Loads.UNCHECKED, "not checked for this architecture"
     for layer in facts.experts:
         if layer.input is None and layer.layout in _WITH_INPUTS:

@@ -55,6 +55,8 @@ def swept() -> list[dict[str, str]]:
 
 NO_LINEAR = "is no linear layer"
 """Mark in reasons: transformers gives quantized layers the model's own class."""
+UNCUT, ASKED = "fails where no such layer is quantized", "asks for the weight"
+"""Marks in reasons that follow from the layers of a plan: the row of a model type answers for no others."""
 
 
 @functools.cache
@@ -102,7 +104,8 @@ def recorded(codec: Codec) -> Mapping[str, Mapping[str, Answer]]:
         here = found.setdefault(model_type, {})
         for name, text in answers.items():
             word, _, reason = text.partition(": ")
-            if word not in _ANSWERS:  # nothing was written
+            of_layers = UNCUT in reason or ASKED in reason
+            if word not in _ANSWERS or of_layers:  # nothing was written by others
                 continue
             answer = Answer(loads=word == YES, reason=reason)
             way = name if name == SEVERAL else _way(layer_scheme(name, codec))
