@@ -6,7 +6,7 @@ import numpy as np
 
 from ....ops.lowering import UInt8, UInt64
 from ..encode.rows import tile_span
-from ..machine.bit_moves import VALUED_DIGITS, load_digits
+from ..machine.base3 import VALUED_DIGITS, load_digits
 from ..machine.intrinsics import bits32, device, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
