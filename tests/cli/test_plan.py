@@ -85,7 +85,7 @@ def test_a_plan_brings_its_own_selection(call: Call, model: Path, tmp_path: Path
     for option in (("--strict",), ("--ignore", "lm_head"), ("--include", "lm_head")):
         called = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json", *option)
         assert called.status == 2
-        assert "--strict, --fit, --dequantize-first and --dequantize-kept; leave them out" in called.err
+        assert "--fit, --kv-scales, --dequantize-first and --dequantize-kept; leave them out" in called.err
     both = call("quantize", model, tmp_path / "out", "--plan", tmp_path / "plan.json", "--to", "w8a8")
     assert both.status == 2
     assert "--to and --plan are given" in both.err

@@ -85,5 +85,21 @@ def test_a_model_in_memory_gets_the_same_methods() -> None:
         zp.quantize_model(model, "w4a16", quality="best")
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_layers_without_inputs_get_what_a_quality_has_without_data(*, tied: bool) -> None:
+    blocks = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.GELU()) for _ in range(2)]
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 32), *blocks, torch.nn.Linear(32, 64, bias=False))
+    if tied:
+        model[3].weight = model[0].weight
+    both = Rule(name="re:[03]", gives=Assignment.of(weight="int8:channel"))
+    recipe = Recipe(rules=(both,), default=Rule(gives=Assignment.of(weight="int4:g32")))
+    data = [torch.randint(0, 64, (2, 8), generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    found = zp.quantize_model(model, recipe, quality="good", calibration=data)
+    methods = {layer.name: layer.gives.method for layer in found.layers if layer.gives is not None}
+    learning = BY_DATA[Quality.GOOD][0]
+    head = "mse" if tied else learning
+    assert methods == {"0": "mse", "1.0": learning, "2.0": learning, "3": head}
+
+
 def test_the_command_line_has_the_same_words() -> None:
     assert [name.value for name in QualityName] == list(Quality)

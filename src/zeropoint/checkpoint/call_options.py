@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict, Unpack
 
 from ..codecs.registry import DEFAULT
 from ..errors import CheckpointError, OptionError, all_of, option, size_of
@@ -137,19 +137,26 @@ def remove_page(out: Place) -> None:
         OwnFile(out / REPORT, PAGE).remove()
 
 
+class Switches(TypedDict, total=False):
+    """Options of a selection that are on or off; see :class:`Selection`."""
+
+    strict: bool
+    fit: bool
+    kv_scales: bool
+
+
 def selection_of(
-    include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
-    *, dequantize_first: bool = False, dequantize_kept: bool = False,
+    include: Patterns = (), ignore: Patterns = (), *, dequantize_first: bool = False,
+    dequantize_kept: bool = False, **switches: Unpack[Switches],
 ) -> Selection:  # fmt: skip
-    """Return the selection of tensors that options ask for."""
+    """Return the selection of tensors that options ask for.
+
+    switches: see :class:`Switches`.
+    """
     policy = DequantizePolicy.FIRST if dequantize_first else DequantizePolicy.NONE
-    return Selection(
-        include=patterns(include),
-        ignore=patterns(ignore),
-        strict=strict,
-        fit=fit,
-        dequantize=DequantizePolicy.EVERY if dequantize_kept else policy,
-    )
+    if dequantize_kept:
+        policy = DequantizePolicy.EVERY
+    return Selection(include=patterns(include), ignore=patterns(ignore), dequantize=policy, **switches)
 
 
 def patterns(given: Patterns) -> tuple[str, ...]:
@@ -185,6 +192,7 @@ def planned(
                 "ignore",
                 "strict",
                 "fit",
+                "kv_scales",
                 "dequantize_first",
                 "dequantize_kept",
             )

@@ -57,6 +57,7 @@ def plan_checkpoint(
     *, recipe: AnyRecipe | None = None, format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, quality: str | None = None,
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
+    kv_scales: bool = False,
     dequantize_first: bool = False, dequantize_kept: bool = False, out: Path | str | None = None,
     workers: int | None = None, max_memory: int | str | None = None,
 ) -> CheckpointPlan:  # fmt: skip
@@ -80,6 +81,8 @@ def plan_checkpoint(
         ignore: patterns of tensors to keep.
         strict: whether a linear weight that stays although no pattern says so is an error.
         fit: give weights whose inputs are no multiple of the group a smaller one, half or a quarter of it.
+        kv_scales: write scales for a float8 cache of keys and values, too; data for them are asked for where
+            the plan is carried out.
         dequantize_first: dequantize layers that are quantized already, then quantize them.
         dequantize_kept: write quantized layers that are not requantized as floats, too.
         out: a new file for the plan, which :func:`quantize_checkpoint` takes as ``plan``.
@@ -103,7 +106,13 @@ def plan_checkpoint(
         format=format,
         method=one_name(method, quality, has_data=True),
         selection=selection_of(
-            include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
+            include,
+            ignore,
+            strict=strict,
+            fit=fit,
+            kv_scales=kv_scales,
+            dequantize_first=dequantize_first,
+            dequantize_kept=dequantize_kept,
         ),
         limits=Limits.default(workers, max_memory),
     )

@@ -8,8 +8,8 @@ from typer.core import TyperCommand, TyperGroup
 
 OPTION_GROUPS: dict[str, tuple[str, ...]] = {
     "What to write": (
-        "to", "recipe", "plan", "format", "dtype", "include", "ignore", "strict", "fit", "force",
-        "allow-requantize", "dequantize-first", "dequantize-kept", "block",
+        "to", "recipe", "plan", "format", "dtype", "include", "ignore", "strict", "fit", "kv-scales",
+        "force", "allow-requantize", "dequantize-first", "dequantize-kept", "block",
     ),
     "How weights are quantized": (
         "method", "quality", "calibration", "samples", "length", "input-range", "imatrix", "statistics",

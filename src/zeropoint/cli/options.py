@@ -126,6 +126,12 @@ class Content(OptionRecord):
     fit: Annotated[
         bool, typer.Option("--fit", help="Give weights that the group does not divide a smaller group.")
     ] = False
+    kv_scales: Annotated[
+        bool,
+        typer.Option(
+            "--kv-scales", help="Write scales for a float8 cache of keys and values, too, from --calibration."
+        ),
+    ] = False
     force: Annotated[
         bool, typer.Option("--force", help="Write it even if no engine is known to load the result.")
     ] = False

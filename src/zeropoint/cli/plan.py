@@ -21,7 +21,8 @@ def _show_schema(wanted: bool) -> None:
 
 
 _CONTENT = only(
-    "to", "recipe", "format", "include", "ignore", "strict", "fit", "dequantize_first", "dequantize_kept"
+    *("to", "recipe", "format", "include", "ignore", "strict", "fit", "kv_scales"),
+    *("dequantize_first", "dequantize_kept"),
 )
 
 

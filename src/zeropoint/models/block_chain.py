@@ -36,9 +36,11 @@ class Steps:
         quantized_inputs: whether a block is calibrated on the outputs of the quantized blocks before it;
             layers outside of blocks stay as they are.
         folder: where outputs of blocks are kept, in a temporary folder inside; in memory if None.
+        spill: where vectors and sums of experts are kept until they are solved; as ``folder`` if None.
         dtype: floats are kept in this dtype, which may round them; in their own if None.
         loaded: takes the name of a block and returns a context in which it has its weights; outside of it
             they are not read.
+        deployed: returns a context in which a block runs with its solved weights, as it will be deployed.
         workers: threads, each of which runs other batches, where weights are solved.
         memo: bytes of cached outputs of parts of a block, until the block is solved.
         at_once: takes the bytes that rounding the weights of a block together takes, and the bytes of each
@@ -52,8 +54,10 @@ class Steps:
     blocks: tuple[str, ...] = ()
     quantized_inputs: bool = False
     folder: Path | None = None
+    spill: Path | None = None
     dtype: torch.dtype | None = None
     loaded: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    deployed: Callable[[], AbstractContextManager[None]] = nullcontext
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     memo: int = 1 << 30
     at_once: Callable[[int, int], int] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ class KvCacheObserver:
 
     def __init__(self, root: nn.Module) -> None:
         self.enabled = True
+        self._lock = threading.Lock()  # batches may run in threads
         self.examine: Callable[[str, torch.Tensor], None] | None = None
         self.layers: Mapping[str, nn.Module] = {n: m for n, m in root.named_modules() if _is_attention(m)}
         self.keys: dict[str, torch.Tensor] = {}
@@ -76,7 +78,8 @@ class KvCacheObserver:
             if self.examine is not None:
                 self.examine(name, x)
             found = x.detach().abs().amax()
-            largest[name] = torch.maximum(largest[name], found) if name in largest else found
+            with self._lock:
+                largest[name] = torch.maximum(largest[name], found) if name in largest else found
 
 
 class _Passing:

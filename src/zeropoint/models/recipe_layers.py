@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import RecipeError, UnsupportedError
-from ..recipes import Decision, Recipe, Rule, Subject, model_preset
+from ..recipes import Decision, Quality, Recipe, Rule, Subject, model_preset
 from ..training import Quantizer
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .layer import PreparedLayer, QuantizedLayer
@@ -102,7 +103,7 @@ def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module,
         reason = None if decision.gives is None else _refusal(module, decision, recipe)
         kept = Decision(subject=decision.subject, rule=Rule(gives=None, reason=reason or ""))
         found.append(decision if reason is None else kept)
-    return _agreed(modules, found)
+    return _agreed(modules, _without_inputs(modules, found, recipe.quality))
 
 
 def _type(module: nn.Module) -> str:
@@ -141,6 +142,24 @@ def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | Non
     if base is not None:
         return f"{kind} is a subclass of {base.__name__} and may compute something else"
     return None if kind in decision.rule.types else f"{kind} has no quantized form"
+
+
+def _without_inputs(
+    modules: list[tuple[str, nn.Module]], decisions: list[Decision], quality: Quality | None
+) -> list[Decision]:
+    """Give layers without observed inputs the methods that need none.
+
+    These are all that are not Linear, and layers tied to them. quality: of the recipe.
+    """
+    others = {
+        id(weight) for _, module in modules if type(module) is not nn.Linear for weight in module.parameters()
+    }
+    return [
+        decision
+        if decision.gives is None or others.isdisjoint(map(id, module.parameters(recurse=False)))
+        else replace(decision, rule=replace(decision.rule, gives=decision.gives.without_inputs(quality)))
+        for (_, module), decision in zip(modules, decisions, strict=True)
+    ]
 
 
 def _agreed(

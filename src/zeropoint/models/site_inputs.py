@@ -104,6 +104,37 @@ class SiteInputs:
         made = {need: make(features) for method in methods for need, make in method.takes.items()}
         return SiteInputs(made, features, batches)
 
+    @property
+    def vectors(self) -> int:
+        """Number of all vectors that were added."""
+        return self._vectors
+
+    @property
+    def states(self) -> Mapping[str, State]:
+        """Sums by the names under which methods ask for them."""
+        return self._states
+
+    def added_to(self, pooled: Mapping[str, State]) -> dict[str, State]:
+        """Return sums with these added."""
+        return {
+            name: {key: pooled[name][key] + value for key, value in state.items()}
+            for name, state in self._states.items()
+        }
+
+    def put(self, shelf: Shelf, name: str) -> None:
+        """Move the sums to a shelf, under a name."""
+        for need, state in self._states.items():
+            for key, value in state.items():
+                shelf.add((f"{name} {need} {key}", 0), value.reshape(1, *value.shape))
+        self._states = {}
+
+    def take(self, shelf: Shelf, name: str, vectors: int) -> None:
+        """Take back the sums of so many vectors."""
+        self._vectors = vectors
+        for need, made in self._accumulators.items():
+            kept = {key: shelf.get((f"{name} {need} {key}", 0)) for key in made.start()}
+            self._states[need] = {key: value[0] for key, value in kept.items() if value is not None}
+
     def jobs(self, wave: Sequence[Seen]) -> list[Callable[[], None]]:
         """Return thread-safe functions that add the vectors of some batches.
 
@@ -112,7 +143,13 @@ class SiteInputs:
         """
         self._vectors += sum(len(seen.inputs) for seen in wave)
         named = (functools.partial(self._learn, name, wave) for name in self._accumulators)
-        return [*named, functools.partial(self._sample, wave)]
+        return [*named, functools.partial(self.sample, wave)]
+
+    def learn(self, wave: Sequence[Seen]) -> None:
+        """Add the vectors of some batches to the sums alone."""
+        self._vectors += sum(len(seen.inputs) for seen in wave)
+        for name in self._accumulators:
+            self._learn(name, wave)
 
     def _learn(self, name: str, wave: Sequence[Seen]) -> None:
         made, state = self._accumulators[name], self._states[name]
@@ -126,7 +163,8 @@ class SiteInputs:
         else:
             self._states[name] = made.update(state, inputs)
 
-    def _sample(self, wave: Sequence[Seen]) -> None:
+    def sample(self, wave: Sequence[Seen]) -> None:
+        """Keep some vectors of the next batches."""
         most = max(1, SAMPLED // -(-self._batches // EVERY))
         for seen in wave:
             held = is_held(seen.batch, self._batches)
@@ -136,18 +174,15 @@ class SiteInputs:
                 good = torch.isfinite(x).all(1) & torch.isfinite(pair).all(1)
                 self._samples[held].append((x[good], pair[good]))
 
-    def data(self, kin: Sequence[SiteInputs]) -> LayerData:
+    def data(self, pooled: Mapping[str, State] | None = None) -> LayerData:
         """Return statistics and vectors for methods; experts borrow from their kin.
 
         Args:
-            kin: sites that differ in a number of their names alone, this one among them: experts where a
-                router sent them different numbers of vectors.
+            pooled: sums over all experts of the layer, where a router sent them different numbers of vectors.
         """
-        experts = kin if len({other._vectors for other in kin}) > 1 else ()
-        states = {
-            name: drawn(state, _sum([other._states[name] for other in experts])) if experts else state
-            for name, state in self._states.items()
-        }
+        states = self._states
+        if pooled is not None:
+            states = {name: drawn(state, pooled[name]) for name, state in states.items()}
         statistics = {
             name: Statistics(accumulator=self._accumulators[name], state=state)
             for name, state in states.items()
@@ -188,10 +223,6 @@ def _joined(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Samples | None
 
 FEW = 0.25
 """Vectors for each feature: what was learned of all experts counts as much as so many of one's own."""
-
-
-def _sum(states: Sequence[State]) -> State:
-    return {name: functools.reduce(torch.add, (state[name] for state in states)) for name in states[0]}
 
 
 def drawn(state: State, pooled: State) -> State:

@@ -45,9 +45,10 @@ from .rescale import (
     rescale,
     two_sided,
 )
-from .site_inputs import EVERY, Seen, Shelf, SiteInputs, kin_of, loss_on
+from .site_inputs import EVERY, Shelf, SiteInputs, kin_of, loss_on
 from .sites import Site, sites_of
 from .solutions import Solutions, WeightTask, by_block
+from .stage_inputs import StageInputs
 
 See = Callable[[str, torch.Tensor], None]
 """Takes the name and the input of a layer that is about to run."""
@@ -153,12 +154,13 @@ class _Block:
         sites = [site for site in sites_of(self._once, readers, ()) if not wanted.isdisjoint(site.readers)]
         known = absorbers.of(prefix, probe, sites)
         first = [Site(readers=found.readers, stage=0) for found in known]
-        observed = self._observed(first, first, Shelf(None), statistics=False)
-        inputs = {
-            site.readers[0]: data.seen.inputs
-            for site in first
-            if (data := observed[site.readers[0]]).seen is not None
-        }
+        with Shelf(self._steps.spill or self._steps.folder) as kept:
+            observed = self._observed(first, first, Shelf(None), kept, statistics=False)
+            inputs = {
+                site.readers[0]: data.seen.inputs
+                for site in first
+                if (data := observed.data(site.readers[:1])[site.readers[0]]).seen is not None
+            }
         quantized = [
             QuantizedReader(
                 layer=task.layer, rows=task.rows, steps=rescalings_of(task.method),
@@ -205,7 +207,8 @@ class _Block:
                     memo.close()  # it holds outputs of other weights
                     self._round_together(begun, solutions)
                 if self._own is not None:
-                    self._deployed.run(self._step, self._batches, self._own, workers=self._steps.workers)
+                    with self._steps.deployed():
+                        self._deployed.run(self._step, self._batches, self._own, workers=self._steps.workers)
 
     def _solve_stage(
         self, own: Sequence[Site], sites: Sequence[Site], inputs: Shelf,
@@ -216,28 +219,39 @@ class _Block:
         readers = {name for site in own for name in site.readers}
         tasks = [task for task in self._tasks if task.layer in readers]
         todo = [task for task in tasks if results[task.name] is None]
-        takes = any(task.method.takes for task in todo)
-        observed = self._observed(own, sites, inputs) if takes else {}
-
-        def solve_one(task: WeightTask) -> None:
-            data = observed.get(task.layer, LayerData())
-            results[task.name] = self._solved(task, data, extremes.get(task.share))
-
-        # One weight has all threads to itself.
-        in_threads(solve_one, todo, min(len(todo), self._steps.workers))
-        begun = []
-        for task in todo:
-            result = cast(LayerResult, results[task.name])
-            data = observed.get(task.layer, LayerData())
-            loss = self._loss(task, data, result)
-            if self._is_trained(task):
-                weight = self._layers[task.layer].get_parameter("weight")
-                begun.append(BegunWeight(task, weight, Sides(self._matrix(task), result.q), result, loss))
-            else:
-                solutions.add(task, result, loss)
+        begun = list[BegunWeight]()
+        with Shelf(self._steps.spill or self._steps.folder) as kept:
+            observed = None
+            if any(task.method.takes for task in todo):
+                observed = self._observed(own, sites, inputs, kept)
+            for turn in [todo] if observed is None else observed.turns(todo):
+                data = {} if observed is None else observed.data([task.layer for task in turn])
+                begun += self._solve_turn(turn, data, results, extremes, solutions)
         for task in tasks:
             self._install(task, cast(LayerResult, results[task.name]))
         return begun
+
+    def _solve_turn(
+        self, turn: Sequence[WeightTask], data: Mapping[str, LayerData],
+        results: dict[str, LayerResult | None], extremes: Mapping[str | None, tuple[float, float]],
+        solutions: Solutions,
+    ) -> Iterator[BegunWeight]:  # fmt: skip
+        """Solve weights with statistics; yield those to be rounded jointly."""
+
+        def solve_one(task: WeightTask) -> None:
+            own = data.get(task.layer, LayerData())
+            results[task.name] = self._solved(task, own, extremes.get(task.share))
+
+        # One weight has all threads to itself.
+        in_threads(solve_one, turn, min(len(turn), self._steps.workers))
+        for task in turn:
+            result = cast(LayerResult, results[task.name])
+            loss = self._loss(task, data.get(task.layer, LayerData()), result)
+            if self._is_trained(task):
+                weight = self._layers[task.layer].get_parameter("weight")
+                yield BegunWeight(task, weight, Sides(self._matrix(task), result.q), result, loss)
+            else:
+                solutions.add(task, result, loss)
 
     def _round_together(self, begun: Sequence[BegunWeight], solutions: Solutions) -> None:
         """Round weights together for the output of the block, and keep them."""
@@ -305,60 +319,46 @@ class _Block:
                 self._float.visit(self._step, self._batches, lambda *_: None, workers=self._steps.workers)
 
     def _observed(
-        self, own: Sequence[Site], sites: Sequence[Site], inputs: Shelf, *, statistics: bool = True
-    ) -> dict[str, LayerData]:
-        """Return deployed input statistics by layer, or vectors alone."""
-        watched = {
-            site.readers[0]: SiteInputs.of(
+        self,
+        own: Sequence[Site],
+        sites: Sequence[Site],
+        inputs: Shelf,
+        kept: Shelf,
+        *,
+        statistics: bool = True,
+    ) -> StageInputs:
+        """Return the deployed inputs of a stage: statistics, or vectors alone.
+
+        inputs: of the float model. kept: keeps the vectors of experts.
+        """
+
+        def empty(site: Site) -> SiteInputs:
+            return SiteInputs.of(
                 (task.method for task in self._tasks if statistics and task.layer in site.readers),
                 _weight(self._root.get_submodule(site.readers[0])).shape[1],
                 len(self._batches),
             )
-            for site in own
-        }
-        kin: dict[tuple[str, int], list[SiteInputs]] = {}
-        for name, each in watched.items():
-            kin.setdefault((kin_of(name), each.features), []).append(each)
+
+        found = StageInputs(own, empty, kept, batches=len(self._batches), workers=self._steps.workers)
         later = {name for site in sites if site.stage > own[0].stage for name in site.readers}
-        # A batch reaches some experts only, and one layer on several inputs more than once.
-        once = all(len(each) == 1 for each in kin.values()) and not any(site.repeated for site in own)
-        passing: dict[tuple[str, int], list[torch.Tensor]] = {}
 
         def see(name: str, x: torch.Tensor) -> None:
-            batch = self._deployed.batch
-            passing.setdefault((name, batch), []).append(_vectors(x))
-            if once and self._own is not None and all((other, batch) in passing for other in watched):
+            if found.see(name, self._deployed.batch, _vectors(x)) and self._own is not None:
                 raise _StopError
 
         def stop(name: str, x: torch.Tensor) -> None:  # noqa: ARG001 (as see)
             raise _StopError
 
         order = [site.stage for site in sites]
-        hooks: dict[str, See] = dict.fromkeys(watched, see)
+        hooks: dict[str, See] = {site.readers[0]: see for site in own}
         if order == sorted(order) and self._own is not None:
             hooks |= dict.fromkeys(later, stop)
         with self._hooked(hooks):
             for first in range(0, len(self._batches), EVERY):
                 together = range(first, min(first + EVERY, len(self._batches)))
                 self._visit(together)
-                jobs: list[Callable[[], None]] = []
-                for name, each in watched.items():
-                    parts = {
-                        batch: passing.pop((name, batch)) for batch in together if (name, batch) in passing
-                    }
-                    # Experts get other tokens in the float model, so that their vectors make no pairs.
-                    alone = len(kin[kin_of(name), each.features]) == 1
-                    jobs += each.jobs(
-                        [
-                            Seen.of(batch, x, inputs.get((name, batch)) if alone else None)
-                            for batch, x in parts.items()
-                        ]
-                    )
-                in_threads(lambda job: job(), jobs, self._steps.workers)
-        found: dict[str, LayerData] = {}
-        for site in own:
-            each = watched[site.readers[0]]
-            found |= dict.fromkeys(site.readers, each.data(kin[kin_of(site.readers[0]), each.features]))
+                found.add(together, inputs.get)
+        found.finish()
         return found
 
     def _memo(self, sites: Sequence[Site]) -> PartMemo:

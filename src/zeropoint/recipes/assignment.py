@@ -8,7 +8,7 @@ from ..errors import RecipeError, SchemeError
 from ..formats import get_format
 from ..methods import NEAREST, Method, method_named
 from ..schemes import Granularity, ScaleLevel, Scheme
-from .quality import method_for
+from .quality import Quality, method_for, picked, without_inputs
 
 DYNAMIC, STATIC = "dynamic", "static"
 
@@ -176,6 +176,17 @@ class Assignment:
             return self
         chosen = method_for(method, self.weight, quantized_inputs=self.input is not None)
         return replace(self, method=chosen)
+
+    def without_inputs(self, quality: Quality | None) -> Assignment:
+        """Return the assignment of a layer without inputs to learn from.
+
+        Args:
+            quality: picked methods of the recipe; one that needs data becomes the one that does without.
+        """
+        if quality in (None, Quality.FAST) or self.weight is None:
+            return self
+        learning = picked(quality, self.weight, quantized_inputs=self.input is not None).method
+        return self if self.method != learning else replace(self, method=without_inputs(self.weight))
 
     @property
     def needs_calibration(self) -> bool:

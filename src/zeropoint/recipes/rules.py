@@ -223,6 +223,7 @@ class Recipe:
     Args:
         rules: in order; the first that matches decides.
         default: decides where none of them matches.
+        quality: picked the methods of weights whose rule named none, or None.
 
     Example:
         >>> recipe = Recipe(
@@ -235,6 +236,7 @@ class Recipe:
 
     rules: tuple[Rule, ...] = ()
     default: Rule = UNNAMED
+    quality: Quality | None = None
 
     def first(self, subject: Subject) -> Rule:
         """Return the rule that decides about ``subject``.
@@ -302,7 +304,8 @@ class Recipe:
             rule if rule.gives is None else replace(rule, gives=rule.gives.or_method(method))
             for rule in (*self.rules, self.default)
         ]
-        return replace(self, rules=tuple(rules[:-1]), default=rules[-1])
+        quality = Quality(method) if method in set(Quality) else None
+        return replace(self, rules=tuple(rules[:-1]), default=rules[-1], quality=quality)
 
     @property
     def needs_calibration(self) -> bool:

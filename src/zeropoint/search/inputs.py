@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..checkpoint.model.cache_scales import require_keys
 from ..checkpoint.model.calibration import StatisticsOfModules, calibrated, mean_squares, require_text
 from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_importance
 from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Given, Windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
-from ..checkpoint.plan.learned_data import static_inputs
+from ..checkpoint.plan.learned_data import static_inputs, unlearned_cache, without_keys
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.output_tensors import Output
+from ..checkpoint.plan.selection import Selection
 from ..errors import OptionError, all_of, count, option, printable
 from ..stats import MeanSquare, Statistics, statistic_named
 from .measuring import Importance, Weights
@@ -115,6 +117,13 @@ class InputSource:
                 "leave it out"
             )
 
+    def require_keys(self, selection: Selection) -> None:
+        """Raise CalibrationError for scales of a cache without text."""
+        if selection.kv_scales:
+            if self.calibration is None:
+                raise without_keys()
+            require_keys(self.calibration)
+
     def reader(self, limits: Limits, *, progress: bool) -> TakeInputs | None:
         """Return the reader of these inputs, or None; progress: shows a bar."""
         if self.imatrix is not None:
@@ -181,7 +190,7 @@ def with_ranges(
 
     Where there are none, a note says that ``ranges`` is not used.
     """
-    if given is not None and static_inputs(plan):
+    if given is not None and (static_inputs(plan) or unlearned_cache(plan) is not None):
         return calibrated(plan, given, ranges=ranges, progress=progress)
     unused = f"{option('input_range', ranges)} is not used: no layer has static inputs"
     return plan if ranges is None else replace(plan, notes=(*plan.notes, unused))

@@ -13,7 +13,6 @@ import torch
 from ..checkpoint.call_options import (
     LOCAL,
     RESUME,
-    SKIP,
     AnyRecipe,
     Paths,
     Patterns,
@@ -23,18 +22,9 @@ from ..checkpoint.call_options import (
     planned,
     selection_of,
 )
-from ..checkpoint.model.calibration import calibrated
-from ..checkpoint.model.forward_pass import compared
 from ..checkpoint.model.graph_export import graph_of
-from ..checkpoint.model.importance import with_importance
-from ..checkpoint.model.running_model import tokens_digest_of
-from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
-from ..checkpoint.model.solved_weights import folder_for, in_order, solved
-from ..checkpoint.model.statistics_file import SavedStatistics
-from ..checkpoint.model.tokens import Windows, requested_windows
-from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
+from ..checkpoint.model.tokens import requested_windows
 from ..checkpoint.plan.file import PlanFile
-from ..checkpoint.plan.identity import request_digest
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.recipe import codec_for
 from ..checkpoint.plan.selection import Selection
@@ -42,10 +32,9 @@ from ..checkpoint.plan.verdicts import require_loadable
 from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place
 from ..checkpoint.run.executor import Executor
-from ..checkpoint.run.loop import RunResult, finished_before, require_free
+from ..checkpoint.run.loop import RunResult
 from ..codecs.protocol import Codec
-from ..errors import OptionError, all_of, count, option, require_one
-from ..methods import method_named
+from ..errors import OptionError, all_of, option, require_one
 from ..own_files import OwnFile
 from ..progress import bars
 from ..recipes import learns_from_data, one_name
@@ -56,6 +45,7 @@ from .evolution import by_evolution
 from .inputs import InputSource, with_ranges
 from .search_result import SearchResult
 from .searching import EQUAL, RECIPE, SearchRequest, search, search_request
+from .solving_runs import written_by_data
 from .weighing import weigh_by
 
 __all__ = ["quantize_checkpoint", "search_checkpoint"]
@@ -243,8 +233,8 @@ def quantize_checkpoint(
     samples: int | None = None, length: int | None = None, input_range: str | None = None,
     imatrix: Path | str | None = None, statistics: Paths = (),
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
-    force: bool = False, dequantize_first: bool = False, dequantize_kept: bool = False,
-    workers: int | None = None, max_memory: int | str | None = None,
+    kv_scales: bool = False, force: bool = False, dequantize_first: bool = False,
+    dequantize_kept: bool = False, workers: int | None = None, max_memory: int | str | None = None,
     device: torch.device | str | None = None, overwrite: bool = False, restart: bool = False,
     break_lock: bool = False, if_exists: str = RESUME, executor: str | Executor = LOCAL,
     address: str | None = None,
@@ -286,6 +276,9 @@ def quantize_checkpoint(
         ignore: patterns of tensors to keep.
         strict: whether a linear weight that stays although no pattern says so is an error.
         fit: give weights whose inputs are no multiple of the group a smaller one, half or a quarter of it.
+        kv_scales: write scales for a float8 cache of keys and values, too, which the same run of the model on
+            ``calibration`` gives: of the weights as they are solved, or of the float model where no method
+            solves any; see :func:`~zeropoint.add_kv_scales`.
         force: write it even if no engine is known to load the result.
         dequantize_first: dequantize layers that are quantized already, then quantize them.
         dequantize_kept: write quantized layers that are not requantized as floats, too.
@@ -334,8 +327,15 @@ def quantize_checkpoint(
     target, limits = writing.require_target(out), Limits.default(workers, max_memory, device)
     limits.require_model(runs=(runs := data is not None or what.runs_model) or budget is None)
     selection = selection_of(
-        include, ignore, strict, fit, dequantize_first=dequantize_first, dequantize_kept=dequantize_kept
+        include,
+        ignore,
+        strict=strict,
+        fit=fit,
+        kv_scales=kv_scales,
+        dequantize_first=dequantize_first,
+        dequantize_kept=dequantize_kept,
     )
+    inputs.require_keys(selection)
     learns = runs and (budget is not None or learns_from_data(method))
     with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=learns) as opened:
         if budget is None:
@@ -344,6 +344,7 @@ def quantize_checkpoint(
                 limits=limits,
             )  # fmt: skip
             inputs.require_static(made)
+            inputs.require_keys(made.selection)
         else:
             request = what.request(codec_for(format), method, selection, limits)
             request = replace(request, inputs=inputs.reader(limits, progress=progress is True))
@@ -352,24 +353,9 @@ def quantize_checkpoint(
             made = what.search(opened, request, out=local, page=page, progress=progress).plan
         if not force:
             require_loadable(made)
-        if budget is not None:
-            made = with_ranges(made, data, ranges=input_range, progress=progress is True)
-        elif data is not None and in_order(made):
-            _require_local(writing, made)
-            made = replace(made, asked=_asked(made, data, input_range))
-            if (before := _finished_before(made, out, writing)) is not None:
-                return before
-            with folder_for(target, spool, restart=restart) as folder:
-                made, held_out = solved(made, data, folder, progress=progress is True)
-                made = with_ranges(made, data, ranges=input_range, progress=progress is True)
-                result = writing.write(made, out, "quantizing")
-            return compared(result, made.source, held_out, limits)
-        elif files:
-            return _by_statistics(made, files, out, writing)
-        elif data is not None:
-            made = calibrated(made, data, ranges=input_range, progress=progress is True)
-        elif imatrix is not None:
-            made = _important(made, imatrix)
+        if budget is None:
+            return written_by_data(made, inputs, out, writing)
+        made = with_ranges(made, data, ranges=input_range, progress=progress is True)
         return writing.write(made, out, "quantizing")
 
 
@@ -380,11 +366,6 @@ def _require_schemes(quality: str | None, *schemes: AnyRecipe | None) -> None:
         raise OptionError(f"{option('quality', quality)} picks methods for {words}; leave it out")
 
 
-def _asked(plan: CheckpointPlan, data: Windows, input_range: str | None) -> str:
-    """Return the digest of a plan, its data and input range."""
-    return request_digest(plan, f"{tokens_digest_of(plan.source, data, plan.limits)}{input_range or ''}")
-
-
 def _page_of_search(what: _Budgeted, target: Place) -> OwnFile | None:
     """Return the report page next to a search's state, or None."""
     if not isinstance(target, Path) and what.state is None:
@@ -393,54 +374,3 @@ def _page_of_search(what: _Budgeted, target: Place) -> OwnFile | None:
     page = OwnFile(state.with_name(f"{state.name}.html"), PAGE)
     page.require_free(overwrite=True)
     return page
-
-
-def _by_statistics(
-    plan: CheckpointPlan, files: Iterable[Path], out: Place | str, writing: Writing
-) -> RunResult:
-    """Write a plan by statistics, solving weights where methods ask."""
-    target, progress = writing.require_target(out), writing.progress is True
-    with SavedStatistics(files, plan.source) as saved:
-        made = with_mean_squares(plan, saved)
-        if not in_order(made):
-            return writing.write(made, out, "quantizing")
-        _require_local(writing, made)
-        made = replace(made, asked=request_digest(made, saved.digest))
-        before = _finished_before(made, out, writing)
-        if before is not None:
-            return before
-        with folder_for(target, writing.spool, restart=writing.restart) as folder:
-            return writing.write(solved_from(made, saved, folder, progress=progress), out, "quantizing")
-
-
-def _finished_before(plan: CheckpointPlan, out: Place | str, writing: Writing) -> RunResult | None:
-    """Return an earlier result to keep, or None, before solving.
-
-    Raises CheckpointError where the output is not free.
-    """
-    spool = None if writing.spool is None else Path(writing.spool)
-    found = None
-    if writing.if_exists == SKIP:
-        found = finished_before(plan, out, overwrite=writing.overwrite, spool=spool)
-    if found is None:
-        require_free(plan, writing.require_target(out), overwrite=writing.overwrite, spool=spool)
-    return found
-
-
-def _require_local(writing: Writing, plan: CheckpointPlan) -> None:
-    """Raise OptionError where weights are solved and other machines would write them."""
-    if writing.executor != LOCAL:
-        method = next(weight.method for weight in plan.weights if method_named(weight.method).takes)
-        raise OptionError(
-            f"method {method} solves weights on one machine, where their codes are; leave "
-            f"{option('executor', str(writing.executor))} out"
-        )
-
-
-def _important(plan: CheckpointPlan, path: Path | str) -> CheckpointPlan:
-    """Return a plan with importance, and a note on weights without."""
-    made, missing = with_importance(plan, path)
-    if not missing:
-        return made
-    found = f"{len(missing)} of {count(len(plan.weights), 'weight')} have no importance in {str(path)!r}"
-    return replace(made, notes=(*made.notes, f"{found}, {missing[0]} the first"))

@@ -214,6 +214,27 @@ def test_experts_are_solved_from_few_random_tokens(tmp_path: Path) -> None:
     assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").ok
 
 
+_FUSED = {
+    "hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "to", "layout"), [("GraniteMoe", "int4:g64", None), ("GptOss", "q8_0", "gguf")]
+)
+def test_experts_that_files_have_in_one_tensor_are_solved_one_by_one(
+    family: str, to: str, layout: str | None, tmp_path: Path
+) -> None:
+    config = getattr(transformers, f"{family}Config")(**_FUSED, head_dim=32)
+    torch.manual_seed(0)
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(tmp_path / "in")
+    result = quantize(tmp_path / "in", tmp_path / "out", to, method="gptq", format=layout)
+    assert len(result.plan.solved) == len(result.plan.weights) == 2 * (4 + 3 * 4)
+    assert all(weight.loss.seen is not None for weight in result.plan.solved.values())
+    assert result.notes[-1].startswith("KL divergence 0.0")  # the biases of experts are two tensors in GGUF
+
+
 def test_the_report_counts_the_tokens_of_each_expert(tmp_path: Path) -> None:
     config = transformers.MixtralConfig(
         hidden_size=64, intermediate_size=64, num_local_experts=8, num_experts_per_tok=1, vocab_size=512,

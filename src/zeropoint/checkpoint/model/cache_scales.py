@@ -6,16 +6,20 @@ the format's largest. Engines take 1 where a scale is missing, so nothing is wri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from ...codecs.data_scales import CacheScales
-from ...codecs.known import CACHE_SCALES, cache_scheme
+from ...codecs.known import cache_scheme
 from ...codecs.protocol import Codec
-from ...codecs.registry import CODECS, claiming
+from ...codecs.registry import claiming
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable
 from ...models.cache_watch import KvCacheObserver
 from ...models.sequential import observe_blocks
-from ..plan.additions import plan_with, with_cache
+from ..plan.additions import plan_with, with_added, with_cache
+from ..plan.carried_scales import require_cache_place
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.limits import Limits
 from ..plan.row_reader import NewTensor
@@ -44,26 +48,73 @@ def with_cache_scales(
     model that is not run here; CalibrationError for bad data, and for a layer of which no scale follows;
     CheckpointError for a checkpoint that is not quantized, or has such scales.
     """
+    require_keys(given)
+    codec, limits = _codec(source), limits or Limits.default()
+    texts, place = with_cache(source, codec), codec.cache
+    assert place is not None
+    with running(source, given, limits, remedy=_REMEDY) as model:
+        cache = LearnedCache(model, place)
+        cache.observe(progress=progress)
+    return plan_with(source, codec, cache.tensors, texts, limits, notes=[cache.note])
+
+
+def require_keys(given: Given) -> None:
+    """Raise CalibrationError for random tokens, whose keys and values tell nothing."""
     if Windows.of(given).is_random:
         raise CalibrationError(
             "scales of a cache need keys and values of text, which random tokens do not have; pass "
             f"{option('calibration', metavar='FILE')} with text, or the word {OWN}"
         )
-    codec, limits = _codec(source), limits or Limits.default()
-    texts, place = with_cache(source, codec), codec.cache
-    assert place is not None
-    with running(source, given, limits, remedy=_REMEDY) as model:
-        watch = KvCacheObserver(model.root)
-        layers = _layers(model, watch)
+
+
+class LearnedCache:
+    """Cache scales of a model that runs on data.
+
+    model: before it runs. place: of scales in the files. Raises UnsupportedError for layers whose scales
+    loaders do not find.
+    """
+
+    def __init__(self, model: RunningModel, place: CacheScales) -> None:
+        self._model, self._place = model, place
+        self._watch = KvCacheObserver(model.root)
+        self._layers = _layers(model, self._watch)
+
+    def observe(self, *, progress: bool) -> None:
+        """Run the model block by block, observed; progress: shows a bar."""
+        model = self._model
+        with self._asking():
+            observe_blocks(model.root, model.batches, self._watch, model.steps, progress=progress)
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Observe keys and values within the context."""
+        with self._asking(), self._watch.hooked():
+            yield
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Raise UnsupportedError for a model that asks its cache for more."""
         try:
-            observe_blocks(model.root, model.batches, watch, model.steps, progress=progress)
+            yield
         except AttributeError as error:
             raise UnsupportedError(
-                f"{type(model.root).__name__} asks more of its cache than to take keys and values: {error}; "
-                f"{_REMEDY}"
+                f"{type(self._model.root).__name__} asks more of its cache than to take keys and values: "
+                f"{error}; {_REMEDY}"
             ) from error
-    added = list(_learned(layers, watch, place))
-    return plan_with(source, codec, added, texts, limits, notes=[_summary(added, place)])
+
+    @functools.cached_property
+    def tensors(self) -> Sequence[NewTensor]:
+        """The scales of all layers; raises CalibrationError for a missing one."""
+        return tuple(_learned(self._layers, self._watch, self._place))
+
+    @property
+    def note(self) -> str:
+        """A sentence about the scales."""
+        return _summary(self.tensors, self._place)
+
+    def added_to(self, plan: CheckpointPlan) -> CheckpointPlan:
+        """Return a plan that writes the scales, with a note about them."""
+        return replace(with_added(plan, self.tensors), notes=(*plan.notes, self.note))
 
 
 def _codec(source: Source) -> Codec:
@@ -80,19 +131,8 @@ def _codec(source: Source) -> Codec:
             f"{shown(source.root)} is quantized by {config.get('quant_method')!r:.40}, whose layout is not "
             f"read here; {_REMEDY}"
         )
-    if codec.cache is None:
-        places = ", ".join(name for name, other in CODECS.items() if other.cache is not None)
-        raise UnsupportedError(
-            f"scales of a cache have no place in {codec.title}, in which {shown(source.root)} is; use one of "
-            f"{places}"
-        )
+    require_cache_place(source, codec)
     wanted = codec.with_cache(config)
-    old = next((name for name in source.entries if name.rpartition(".")[2] in CACHE_SCALES), None)
-    if old is not None:
-        raise CheckpointError(
-            f"{shown(source.root)} has scales of a cache already, such as {printable(old)}; pass the "
-            "checkpoint that they were added to"
-        )
     if cache_scheme(config) not in (None, cache_scheme(wanted)):
         raise CheckpointError(
             f"the configuration of {shown(source.root)} says that its cache is quantized otherwise "
@@ -152,7 +192,7 @@ def _learned(
             yield NewTensor(f"{own}.{suffix}", near, scale)
 
 
-def _summary(added: list[NewTensor], place: CacheScales) -> str:
+def _summary(added: Sequence[NewTensor], place: CacheScales) -> str:
     """Return a sentence about the scales."""
     spans = []
     for suffix in (place.key, place.value):

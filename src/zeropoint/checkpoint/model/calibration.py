@@ -6,10 +6,11 @@ What was learned is part of a plan: its digest is in the identity of the run.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from ...architectures import is_transposed
+from ...codecs.data_scales import CacheScales
 from ...codecs.protocol import LayerScheme
 from ...errors import CalibrationError, UnsupportedError, count, option, printable
 from ...methods import method_named
@@ -22,11 +23,12 @@ from ...stats import Statistics
 from ...training import FakeQuantize
 from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan
-from ..plan.learned_data import static_inputs
+from ..plan.learned_data import static_inputs, unlearned_cache
 from ..plan.limits import Limits
 from ..plan.output_tensors import Output
 from ..plan.row_reader import NewTensor
 from ..read.source import Source
+from .cache_scales import LearnedCache, require_keys
 from .graph_ranges import EXTREMES, as_weight, input_params
 from .importance import weighted
 from .parameter_names import WeightRows
@@ -50,9 +52,10 @@ def calibrated(
     plan = weighted(plan)
     static = static_inputs(plan)
     wanted = {w.module: w for w in plan.weights if _takes(w.method) or w.layer in static}
-    if not wanted and plan.recipe.quality is not None:
+    place = unlearned_cache(plan)
+    if not wanted and place is None and plan.recipe.quality is not None:
         return replace(plan, notes=(*plan.notes, "no method takes calibration data, which are not read"))
-    if not wanted:
+    if not wanted and place is None:
         raise CalibrationError(
             "no method of this plan takes calibration data, and no inputs take scales from them; leave them "
             f"out, or pass {option('method', 'mse_weighted')}, or ggml for types of GGUF"
@@ -67,7 +70,7 @@ def calibrated(
     # Ranges of inputs are observed before biases are corrected.
     rescaled = replace(plan, folds={name: fold.rescaling for name, fold in plan.folds.items()})
     run = running(plan.source, given, plan.limits, remedy=WITHOUT_DATA, seen=rescaled.seen)
-    seen = _observed(plan.source, wanted, run, static=static, ranges=ranges, progress=progress)
+    seen = _observed(wanted, run, static=static, ranges=ranges, place=place, progress=progress)
     plan = replace(plan, statistics=seen.statistics)
     if seen.missing:
         without = f"{len(seen.missing)} of {len(plan.weights)} weights have no importance"
@@ -77,13 +80,16 @@ def calibrated(
         what = f"{count(len(seen.borrowed), 'layer')} of experts, such as {printable(seen.borrowed[0])}"
         note = f"no token reached {what}: inputs have the largest scale of the other experts of the layer"
         plan = replace(plan, notes=(*plan.notes, note))
-    if not static:
-        return plan
-    return with_added(plan, _scales_of_inputs((w, seen.inputs.get(w.module)) for w in wanted.values()))
+    if static:
+        inputs = ((weight, seen.inputs.get(weight.module)) for weight in wanted.values())
+        plan = with_added(plan, _scales_of_inputs(inputs))
+    return plan if seen.cache is None else seen.cache.added_to(plan)
 
 
 def require_text(plan: CheckpointPlan, given: Given) -> None:
-    """Raise CalibrationError where static inputs would learn from random tokens."""
+    """Raise CalibrationError where static scales would learn from random tokens."""
+    if plan.selection.kv_scales:
+        require_keys(given)
     if Windows.of(given).is_random and static_inputs(plan):
         raise CalibrationError(
             "static inputs take their scales from calibration, and random tokens are not what the model will "
@@ -105,9 +111,8 @@ def mean_squares(
     layers of the model have none.
     """
     wanted = {weight.module: replace(weight, method=_TAKES_SQUARES) for weight in weights}
-    return _observed(
-        source, wanted, running(source, given, limits, remedy=WITHOUT_DATA), progress=progress
-    ).statistics
+    run = running(source, given, limits, remedy=WITHOUT_DATA)
+    return _observed(wanted, run, progress=progress).statistics
 
 
 _TAKES_SQUARES = "ggml"
@@ -121,31 +126,34 @@ class _Observed:
     """Statistics of the inputs of weights, by module.
 
     inputs: parameters of static ones. missing: weights that are no Linear layers of the model. borrowed:
-    weights of experts that no token reached, with the parameters of another expert.
+    weights of experts that no token reached, with the parameters of another expert. cache: scales of keys and
+    values, or None.
     """
 
     statistics: StatisticsOfModules
     inputs: Mapping[str, QuantizationParams | None]
     missing: tuple[str, ...]
     borrowed: tuple[str, ...]
+    cache: LearnedCache | None
 
 
 def _observed(
-    source: Source,
     wanted: Mapping[str, Output],
     run: AbstractContextManager[RunningModel],
     *,
     static: Collection[LayerScheme] = (),
     ranges: str | None = None,
+    place: CacheScales | None = None,
     progress: bool = False,
 ) -> _Observed:
-    """Run the model, and return the statistics that ``wanted`` needs."""
-    odd = next((module for module in wanted if is_transposed(module, source.config or {})), None)
-    if odd is not None:
-        raise UnsupportedError(
-            f"{printable(odd)} is stored transposed, its columns are outputs; {WITHOUT_DATA}"
-        )
+    """Run the model, and return what ``wanted`` and ``place`` need."""
     with run as model:
+        config = model.floats.source.config or {}
+        odd = next((module for module in wanted if is_transposed(module, config)), None)
+        if odd is not None:
+            raise UnsupportedError(
+                f"{printable(odd)} is stored transposed, its columns are outputs; {WITHOUT_DATA}"
+            )
         rows = [found for found in model.rows if found.module in wanted]
         missing = sorted(wanted.keys() - {found.module for found in rows})
         needed = [module for module in missing if method_named(wanted[module].method).needs]
@@ -155,20 +163,26 @@ def _observed(
                 "it has no statistics of inputs; give it another method by a rule, or name it in "
                 f"{option('ignore')}"
             )
-        found = calibrate_sequential(
-            model.root,
-            _recipe(rows, wanted, static),
-            model.batches,
-            statistic=ranges or EXTREMES,
-            steps=model.steps,
-            progress=progress,
-        )
+        cache = None if place is None else LearnedCache(model, place)
+        if cache is not None and not wanted:
+            cache.observe(progress=progress)
+            return _Observed(statistics={}, inputs={}, missing=(), borrowed=(), cache=cache)
+        with nullcontext() if cache is None else cache.hooked():
+            found = calibrate_sequential(
+                model.root,
+                _recipe(rows, wanted, static),
+                model.batches,
+                statistic=ranges or EXTREMES,
+                steps=model.steps,
+                progress=progress,
+            )
     seen = {own.module: found.statistics.get(own.layer) for own in rows}
     return _Observed(
         statistics={module: needs for module, needs in seen.items() if needs is not None},
         inputs={own.module: found.params.get(f"{own.layer}.input") for own in rows},
         missing=tuple(missing),
         borrowed=tuple(own.module for own in rows if own.layer in found.borrowed),
+        cache=cache,
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ...architectures import classes_of
+from ...codecs.registry import DEFAULT
 from ...declared_models import transformers_package
 from ...errors import CheckpointError, UnsupportedError, printable, size_of
 from ...libraries import reading
@@ -85,7 +86,7 @@ def running(
     with reading(what, remedy, UnsupportedError, system=True), torch.no_grad(), ExitStack() as stack:
         stack.enter_context(exact_products(device))
         files = stack.enter_context(OpenFiles())
-        floats = as_floats(source, dtype=dtype)
+        floats = as_floats(source, dtype=dtype).in_pieces(DEFAULT)
         floats = floats if seen is None else seen(floats)
         model = empty_model(floats.source, limits, remedy, dtype)
         config, (longest, vocabulary) = model.config.get_text_config(), _sizes(model)
@@ -127,7 +128,7 @@ def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype)
     transformers does not build the model, CheckpointError where its weights do not fit the files.
     """
     with OpenFiles() as files, torch.no_grad():
-        floats = as_floats(source, dtype=dtype)
+        floats = as_floats(source, dtype=dtype).in_pieces(DEFAULT)
         model: nn.Module = empty_model(floats.source, limits, remedy, dtype)
         _Weights(model, floats, files, remedy, CPU).read()
     return model
@@ -237,13 +238,13 @@ class _Weights:
         self._fill(buffers, optional=True)
 
     def split(self, root: nn.Module, rows: Iterable[WeightRows]) -> None:
-        """Register fused experts for reading layer by layer, as files have them."""
+        """Register experts that files have layer by layer."""
         self._root = root
         experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
         fused = tuple(f"{name}.{own}" for name, m in experts.items() for own in (m.up, m.down))
         for found in rows:
             whole = next((name for name in fused if found.layer.startswith(f"{name}.")), None)
-            if whole is not None:
+            if whole is not None and f"{found.module}{WEIGHT}" in self._floats.source.entries:
                 layer = root.get_parameter(f"{found.layer}{WEIGHT}").detach()
                 own = f"{found.module}{WEIGHT}", found.index, layer
                 self._split.setdefault(whole, []).append(own)

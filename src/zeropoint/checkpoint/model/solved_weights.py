@@ -39,11 +39,12 @@ from ...ops.devices import CPU
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
 from ..plan.identity import ASKED, identity, require_same, stamps
-from ..plan.learned_data import solving_scheme
+from ..plan.learned_data import solving_scheme, unlearned_cache
 from ..plan.limits import Limits, give_back
 from ..plan.output_tensors import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
+from .cache_scales import LearnedCache
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
 from .parameter_names import BIAS, WEIGHT, WeightRows, file_names
 from .running_model import RunningModel, running
@@ -151,16 +152,23 @@ def solved(
         steps = replace(
             model.steps,
             folder=folder if in_files else None,
+            spill=folder,
             workers=limits.batches_at_once,
             memo=max(0, memo - _OVERHEAD) // 2,
             at_once=windows_at_once(model.spare, limits, _BLOCKS_REMEDY),
         )
+        place = unlearned_cache(plan)
+        cache = None if place is None else LearnedCache(model, place)
+        if cache is not None:
+            steps = replace(steps, deployed=cache.hooked)
         require_corrected((method_named(weight.method) for weight in plan.weights), tasks)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"].cpu()
         folds = _in_files(model, kept.folds(tasks, model.root))
     if folds:
         plan = with_folds(plan, folds)
+    if cache is not None:
+        plan = cache.added_to(plan)
     notes = (
         *plan.notes,
         *of_rescaling(kept.rescalings),
@@ -221,19 +229,23 @@ def windows_at_once(spare: int, limits: Limits, remedy: str) -> Callable[[int, i
 def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits) -> int:
     """Return the bytes that solving takes, without a block and what runs.
 
-    These are Gram matrices, at the same time where layers are experts of one block, factors and weights in
-    float64 of as many layers as there are workers, and the vectors of a few batches.
+    These are Gram matrices, of experts for as many as there are workers and of all together, factors and
+    weights in float64 of as many layers as there are workers, and the vectors of a few batches.
     """
     shapes = {task.layer: model.root.get_parameter(f"{task.layer}.weight").shape for task in tasks}
-    together: Counter[tuple[str, str]] = Counter()
+    kin: Counter[tuple[str, str, int]] = Counter()
     for name, (_, columns) in shapes.items():
         block = next((each for each in model.steps.blocks if name.startswith(f"{each}.")), "")
-        together[block, kin_of(name)] += 2 * columns**2
+        kin[block, kin_of(name), columns] += 1
+    matrices = [
+        (2 if count == 1 else 4 * min(count, limits.batches_at_once) + 4) * columns**2
+        for (_, _, columns), count in kin.items()
+    ]
     widest = max((columns for _, columns in shapes.values()), default=0)
     values = max((rows * columns for rows, columns in shapes.values()), default=0)
     tokens = EVERY * max(batch["input_ids"].numel() for batch in model.batches)
     at_once = limits.batches_at_once * (4 * widest**2 + 5 * values)
-    numbers = max(together.values(), default=0) + at_once
+    numbers = max(matrices, default=0) + at_once
     return 8 * numbers + 4 * 3 * tokens * widest
 
 

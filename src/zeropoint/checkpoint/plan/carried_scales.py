@@ -17,14 +17,15 @@ import torch
 
 from ...codecs.known import ACTIVATION_SCALES, CACHE_SCALES, has_float8_cache
 from ...codecs.protocol import Codec, LayerScheme
-from ...codecs.registry import claiming
+from ...codecs.registry import CODECS, claiming
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError, count, option, printable
 from ...formats.torch_dtypes import format_of
 from ...methods.lossless import is_exact_reciprocal
 from ...recipes import Activation
 from ...schemes.structure import stored_numbers
-from ..read.storage import open_file
+from ..read.source import Source
+from ..read.storage import open_file, shown
 from ..read.tensor_entries import TensorEntry
 from .converted_layers import same_inputs
 from .decisions import TensorDecision
@@ -107,6 +108,42 @@ def cache_scales(floats: Floats, codec: Codec) -> Replacements:
         number = number.to(place.dtype or number.dtype).reshape(place.shape)
         added.append(NewTensor(f"{match[1]}.{own}", entry, number).reader)
     return Replacements(added=tuple(added), gone=gone, cache=True)
+
+
+def without_cache(floats: Floats) -> Replacements:
+    """Return cache scales as left out, where a checkpoint's codes become floats.
+
+    A checkpoint of floats has no place for them.
+    """
+    found = _cache_scales(floats.source) if floats.readers else []
+    if not found:
+        return NOTHING
+    note = (
+        f"{count(len(found), 'scale')} of a cache left out, such as {printable(found[0])}; learn them anew "
+        "with `zeropoint kv-scales`"
+    )
+    return Replacements(gone=dict.fromkeys(found, "left out"), notes=(note,))
+
+
+def _cache_scales(source: Source) -> list[str]:
+    return [name for name in source.entries if name.rpartition(".")[2] in CACHE_SCALES]
+
+
+def require_cache_place(source: Source, codec: Codec) -> None:
+    """Raise an error where learned scales of a cache cannot be added.
+
+    That is an UnsupportedError for a layout without a place for them, and a CheckpointError for a checkpoint
+    that has some.
+    """
+    if codec.cache is None:
+        places = ", ".join(name for name, other in CODECS.items() if other.cache is not None)
+        raise UnsupportedError(f"scales of a cache have no place in {codec.title}; use one of {places}")
+    old = _cache_scales(source)
+    if old:
+        raise CheckpointError(
+            f"{shown(source.root)} has scales of a cache already, such as {printable(old[0])}; pass the "
+            "checkpoint that they were added to"
+        )
 
 
 def split_biases(floats: Floats, decisions: Sequence[TensorDecision]) -> Replacements:

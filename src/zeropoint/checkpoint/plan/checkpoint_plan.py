@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...codecs.engines import MERGING
-from ...codecs.layer_schemes import layer_of, layer_scheme
+from ...codecs.layer_schemes import layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
@@ -29,7 +29,7 @@ from ..read.source import Source
 from ..read.storage import shown
 from .actions import Actions, configuration_notes, omission_notes, source_notes
 from .as_loaded import loadable
-from .carried_scales import NOTHING, replacements
+from .carried_scales import NOTHING, replacements, require_cache_place, without_cache
 from .config_and_index import companions, index_and_config
 from .converted_layers import conversions
 from .decisions import TensorDecision, decide, split_sets
@@ -39,7 +39,7 @@ from .output_files import OutputShard, SharedScale, model_files
 from .output_table import Outputs
 from .output_tensors import Output, tile_bytes, tile_shape
 from .plan_document import plan_document
-from .recipe import KEEP, KEPT, RecipeText, one_scheme
+from .recipe import KEEP, KEPT, RecipeText, default_layer, one_scheme
 from .rescaled import RESCALED, changed_by, folds_text, rescaled_floats
 from .rotated import ROTATED, require_unrotated, rotated_floats, rotation_in, rotation_notes, rotation_text
 from .selection import FLOATS, DequantizePolicy, Selection, check_patterns, require_model
@@ -263,8 +263,8 @@ def make_plan(
     text = RecipeText.of(to) if isinstance(to, str) else to
     mixture = text.mixture(codec)
     recipe = KEPT if mixture is not None else _parsed(to, codec)
-    require_model(source)
     selection, limits = selection or Selection(), limits or Limits.default()
+    _require_source(source, selection, codec)
     converts = selection.dequantize.converts
     _require_streaming(recipe)
     floats = plain = _floats(source, selection)
@@ -279,12 +279,12 @@ def make_plan(
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
-    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec, quality=text.quality)
+    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
     floats, decisions = loadable(floats, decisions)
-    more = NOTHING
+    more = NOTHING if any(d.quantized for d in decisions) else without_cache(floats)
     if converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT
-        only = _only_layer(recipe, codec)
+        only = default_layer(recipe, codec)
         decisions = conversions(floats, decisions, codec, only, requantize=anew)
         more = replacements(floats, decisions, codec, requantize=anew)
     merged = mixture is None and not MERGING.isdisjoint(codec.usual)
@@ -301,7 +301,7 @@ def make_plan(
     outputs = Outputs(source, actions, codec)
     limits = limits.reserve(source.entries, outputs.by_name)
     remarks = codec.model_format.remarks(model_files(source, source.shards[0], outputs.layers))
-    texts, remarks_of_files = index_and_config(outputs, cache=more.cache)
+    texts, remarks_of_files = index_and_config(outputs, cache=more.cache or selection.kv_scales)
     notes = list[str]()
     if rotation is not None:
         texts = {**texts, ROTATED: Text.of(rotation_text(rotation))}
@@ -345,6 +345,13 @@ def with_folds(plan: CheckpointPlan, folds: Mapping[str, ChannelFold]) -> Checkp
         notes=plan.notes,
         asked=plan.asked,
     )
+
+
+def _require_source(source: Source, selection: Selection, codec: Codec) -> None:
+    """Raise an error for a source without model or place for scales."""
+    require_model(source)
+    if selection.kv_scales:
+        require_cache_place(source, codec)
 
 
 def _parsed(to: str | RecipeText, codec: Codec) -> Recipe:
@@ -397,12 +404,6 @@ def _floats(source: Source, selection: Selection) -> Floats:
     if selection.dequantize.converts and not floats.readers:
         raise CheckpointError(f"{shown(source.root)} holds no codes to convert; use zeropoint quantize")
     return floats
-
-
-def _only_layer(recipe: Recipe, codec: Codec) -> LayerScheme | None:
-    """Return the only scheme of a recipe without rules, or None."""
-    given = recipe.default.gives
-    return None if given is None else layer_of(given, codec)
 
 
 def _require_streaming(recipe: Recipe) -> None:

@@ -19,7 +19,7 @@ from ...codecs.tensor_fields import COLUMNS, ROWS
 from ...columns import Interned, LazySequence
 from ...errors import CheckpointError, RecipeError, ZeropointError, count, option, printable
 from ...methods import NEAREST
-from ...recipes import Assignment, Quality, Recipe, Rule, Subject, picked, without_inputs
+from ...recipes import Assignment, Recipe, Rule, Subject
 from ...schemes import Granularity
 from ..read.problems import listed
 from ..read.source import Source
@@ -65,14 +65,12 @@ class TensorDecision:
         return self.layer is None and self.why in (Why.UNFIT, Why.UNNAMED)
 
 
-def decide(
-    source: Source, recipe: Recipe, selection: Selection, codec: Codec, *, quality: Quality | None = None
-) -> Sequence[TensorDecision]:
+def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -> Sequence[TensorDecision]:
     """Return the decision about every tensor of ``source``, in order.
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
-    the recipe gives by default. codec: what the files are written in. quality: picked the methods of the
-    recipe; embeddings, which have no inputs to learn from, get the method that it has without data.
+    the recipe gives by default. codec: what the files are written in. Embeddings, which have no inputs to
+    learn from, get the method that the quality of the recipe has without data.
 
     Raises RecipeError when a rule has no effect, or gives a scheme to nothing that can be quantized;
     CheckpointError when an include pattern names nothing that can be, or, under strict, when a linear weight
@@ -86,13 +84,8 @@ def decide(
         return None if rule.gives is None or not_a_weight(entry) else layers.of(rule.gives, entry.use)
 
     def method_of(gives: Assignment, entry: TensorEntry) -> str:
-        method = gives.method or NEAREST
-        if quality in (None, Quality.FAST) or gives.weight is None:
-            return method
-        learning = picked(quality, gives.weight, quantized_inputs=gives.input is not None).method
-        if method != learning or not is_embedding(entry, entries, config):
-            return method
-        return without_inputs(gives.weight)
+        quality = recipe.quality if is_embedding(entry, entries, config) else None
+        return gives.without_inputs(quality).method or NEAREST
 
     def decided(entry: TensorEntry) -> TensorDecision:
         rule = rules.first(subject_of(entry, entries, config))

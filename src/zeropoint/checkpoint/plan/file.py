@@ -66,7 +66,9 @@ class PlanFile:
                     include=tuple(map(_text, request["include"])),
                     ignore=tuple(map(_text, request["ignore"])),
                     strict=request["strict"] is True,
-                    fit=request.get("fit") is True,  # which plans before it do not have
+                    # Plans of earlier versions have neither.
+                    fit=request.get("fit") is True,
+                    kv_scales=request.get("kv_scales") is True,
                     dequantize=DequantizePolicy(request["dequantize"]),
                     floats=None if request["floats"] is None else _text(request["floats"]),
                 ),

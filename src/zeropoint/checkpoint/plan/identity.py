@@ -51,8 +51,7 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
         fields["calibration"] = _digest(_learned(plan))
     if plan.limits.on_gpu:
         fields["device"] = plan.limits.device.type
-    if selection.fit:
-        fields["fit"] = "true"
+    fields |= {name: "true" for name in ("fit", "kv_scales") if getattr(selection, name)}
     if plan.asked:
         fields[ASKED] = plan.asked
     fields |= shard_fields(source)

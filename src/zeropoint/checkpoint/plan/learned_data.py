@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...codecs.data_scales import CacheScales
 from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
 from ...codecs.stored_forms import RowOrder
@@ -84,7 +85,17 @@ def require_statistics(plan: CheckpointPlan) -> None:
                 f"{printable(weight.module)}: inputs {weight.layer.input} need scales observed on data; pass "
                 f"{option('calibration', metavar='FILE')} with text, or make inputs dynamic"
             )
+    if unlearned_cache(plan) is not None:
+        raise without_keys()
     require_statistics_of_methods(plan)
+
+
+def without_keys() -> CalibrationError:
+    """Return the error of cache scales without a run of the model."""
+    return CalibrationError(
+        f"{option('kv_scales', True)} learns from keys and values of the model; pass "
+        f"{option('calibration', metavar='FILE')} with text"
+    )
 
 
 def require_statistics_of_methods(plan: CheckpointPlan) -> None:
@@ -117,6 +128,13 @@ def static_inputs(plan: CheckpointPlan) -> dict[LayerScheme, str]:
         for layer in plan.layers
         if layer.input is not None and not layer.input.dynamic and layer.codec.input_names is not None
     }
+
+
+def unlearned_cache(plan: CheckpointPlan) -> CacheScales | None:
+    """Return the place of unlearned cache scales, or None."""
+    place = plan.codec.cache if plan.selection.kv_scales else None
+    known = place and any(new.entry.name.endswith(f".{place.key}") for new in plan.outputs.added)
+    return None if known else place
 
 
 _FEW_BITS = 6

@@ -39,6 +39,7 @@ def plan_document(plan: CheckpointPlan) -> dict[str, Any]:
             "fit": plan.selection.fit,
             "dequantize": plan.selection.dequantize.value,
             "floats": plan.selection.floats,
+            **({"kv_scales": True} if plan.selection.kv_scales else {}),
         },
         "identity": identity(plan),
         "rotation": None if plan.rotation is None else plan.rotation.name,

@@ -174,6 +174,12 @@ def one_scheme(layer: LayerScheme) -> Recipe:
     return Recipe(default=Rule(gives=layer.assignment))
 
 
+def default_layer(recipe: Recipe, codec: Codec) -> LayerScheme | None:
+    """Return the scheme of weights that no rule names, or None."""
+    given = recipe.default.gives
+    return None if given is None else layer_of(given, codec)
+
+
 KEEP = RecipeText(text="default: keep", name="dequantize")
 """The recipe that quantizes nothing."""
 KEPT = Recipe(default=Rule(gives=None))

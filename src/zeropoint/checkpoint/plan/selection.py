@@ -78,7 +78,8 @@ class Selection:
     ignore: patterns of tensors to keep; it wins over include.
     strict: whether a linear weight that is kept although no option says so is an error, and so a set
     of layers that engines run as one but that would not have one scheme. fit: whether weights whose inputs
-    are no multiple of the group of their scheme get a smaller group.
+    are no multiple of the group of their scheme get a smaller group. kv_scales: whether scales of a float8
+    cache of keys and values are written, too.
     dequantize: what is done with layers that are quantized already. floats: dtype of their values, as
     safetensors spells it; by default that which the configuration names, or bfloat16.
 
@@ -91,6 +92,7 @@ class Selection:
     ignore: tuple[str, ...] = ()
     strict: bool = False
     fit: bool = False
+    kv_scales: bool = False
     dequantize: DequantizePolicy = DequantizePolicy.NONE
     floats: str | None = None
 

@@ -27,9 +27,12 @@ from .vocabulary import STORED_NAMES
 ARCHITECTURE = "general.architecture"
 ROPE_FACTORS = "rope_freqs.weight"
 LONGROPE = "longrope"
-LONG_FACTORS = MappingProxyType({
-    "rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor",
-})  # fmt: skip
+LONG_FACTORS = MappingProxyType(
+    {
+        "rope_factors_long.weight": "long_factor",
+        "rope_factors_short.weight": "short_factor",
+    }
+)
 
 
 _KEYS = MappingProxyType({
