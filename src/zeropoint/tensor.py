@@ -389,9 +389,13 @@ def _reduced_params(params: QuantizationParams) -> tuple[Any, ...]:
 
 
 def restored_params(
-    scheme: str, shape: tuple[int, ...], dtype: torch.dtype, stored: tuple[torch.Tensor, ...],
-    minimum: torch.Tensor | None, maximum: torch.Tensor | None,
-) -> QuantizationParams:  # fmt: skip
+    scheme: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    stored: tuple[torch.Tensor, ...],
+    minimum: torch.Tensor | None,
+    maximum: torch.Tensor | None,
+) -> QuantizationParams:
     """Return a pickle's parameters, or CheckpointError for unfit tensors."""
     parsed = Scheme.parse(scheme)
     wanted, found = parameter_tensors(parsed, shape, dtype), tuple((tuple(x.shape), x.dtype) for x in stored)

@@ -16,7 +16,7 @@ from tests.cli.conftest import Call
 import zeropoint as zp
 from zeropoint.cli.app import app
 from zeropoint.cli.doors import FUNCTIONS, OF_A_TERMINAL, OF_PYTHON
-from zeropoint.codecs.names import NAMES
+from zeropoint.codecs.names import MODULES, NAMES
 from zeropoint.codecs.registry import CODECS
 from zeropoint.recipes import parse_recipe
 from zeropoint.results import Result
@@ -58,6 +58,9 @@ def test_what_one_door_alone_has_is_used() -> None:
 
 def test_the_names_of_formats_are_those_of_the_registry() -> None:
     assert tuple(CODECS) == NAMES
+    assert {name: found.container for name, found in MODULES.items()} == {
+        name: codec.container for name, codec in CODECS.items()
+    }
 
 
 def both(call: Call, command: str, *words: object, **options: object) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ IMPORTED_BY_NAME = {
     "__init__.py": "public names are imported when they are first used",
     "cli/main.py": "the command line catches signals before it imports what takes long",
     "cli/lazy.py": "a command imports only what it calls",
+    "search/deferred.py": "models and graphs, of which a plain quantization has none",
     "ops/registry.py": "the table of backends, which nothing else imports",
     "kernels/triton/backend.py": "triton, which is optional, and whose version decides",
     "kernels/triton/starts.py": "programs, which are loaded where a tensor lies on a GPU",

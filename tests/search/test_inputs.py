@@ -22,8 +22,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CalibrationError
 from zeropoint.methods import LayerData, method_named
-from zeropoint.search import inputs as inputs_module
-from zeropoint.search import measuring
+from zeropoint.search import deferred, measuring
 from zeropoint.search.inputs import Inputs, of_calibration, of_imatrix
 from zeropoint.search.search_result import SearchResult
 from zeropoint.search.searching import search, search_request
@@ -153,13 +152,13 @@ def test_calibration_gives_the_bytes_and_errors_of_an_imatrix_of_the_same_number
     format: str, method: str, candidates: str, budget: str, source: Path, ids: torch.Tensor, tmp_path: Path,  # noqa: A002
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    take, kept = inputs_module.mean_squares, {}
+    take, kept = deferred.mean_squares, {}
 
     def noted(*given: object, **named: object) -> StatisticsOfModules:
         kept.update(rounded(take(*given, **named)))  # type: ignore[arg-type]
         return kept
 
-    monkeypatch.setattr(inputs_module, "mean_squares", noted)
+    monkeypatch.setattr(deferred, "mean_squares", noted)
     options = {"candidates": candidates, "format": format, "method": method}
     own = zp.search_checkpoint(source, budget, calibration=ids, **options)  # type: ignore[arg-type]
     written = zp.quantize_checkpoint(source, tmp_path / "own", budget=budget, calibration=ids, **options)  # type: ignore[arg-type]
@@ -196,7 +195,7 @@ def test_statistics_are_taken_once_and_another_calibration_measures_again(
 ) -> None:
     runs: list[int] = []
     measured: list[str] = []
-    take, own = inputs_module.mean_squares, measuring._Measure.run
+    take, own = deferred.mean_squares, measuring._Measure.run
 
     def counted(*given: object, **named: object) -> object:
         runs.append(1)
@@ -206,7 +205,7 @@ def test_statistics_are_taken_once_and_another_calibration_measures_again(
         measured.append(task.name)
         own(task, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(inputs_module, "mean_squares", counted)
+    monkeypatch.setattr(deferred, "mean_squares", counted)
     monkeypatch.setattr(measuring._Measure, "run", noted)
     state, options = tmp_path / "state", {"method": "mse_weighted", "candidates": CANDIDATES}
     first = zp.search_checkpoint(source, "6bpw", state=state, calibration=ids, **options)  # type: ignore[arg-type]

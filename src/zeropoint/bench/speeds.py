@@ -78,9 +78,14 @@ class KernelSpeeds(Result):
 
 
 def kernel_speeds(
-    only: str = "", *, rounds: int = 7, threads: int | None = None, plot: Path | None = None,
-    overwrite: bool = False, progress: Progress | None = None,
-) -> KernelSpeeds:  # fmt: skip
+    only: str = "",
+    *,
+    rounds: int = 7,
+    threads: int | None = None,
+    plot: Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> KernelSpeeds:
     """Time each operator in turns with a copy of as many bytes.
 
     only: part of the names of timed kernels. rounds: of each, of which the best counts. threads: of torch and

@@ -96,10 +96,15 @@ class Writing:
         executor = self.executor if callable(self.executor) else executor
         with bars(self.progress)(verb, size_of) as move:
             result = run(
-                plan, target, overwrite=self.overwrite, restart=self.restart, executor=executor,
+                plan,
+                target,
+                overwrite=self.overwrite,
+                restart=self.restart,
+                executor=executor,
                 skip_finished=self.if_exists == SKIP,
-                spool=None if self.spool is None else Path(self.spool), on_progress=move,
-            )  # fmt: skip
+                spool=None if self.spool is None else Path(self.spool),
+                on_progress=move,
+            )
         if self.if_exists == SKIP and result.resumed == result.units:
             return result  # the output is left as it is, with its page
         if self.report:
@@ -146,9 +151,13 @@ class Switches(TypedDict, total=False):
 
 
 def selection_of(
-    include: Patterns = (), ignore: Patterns = (), *, dequantize_first: bool = False,
-    dequantize_kept: bool = False, **switches: Unpack[Switches],
-) -> Selection:  # fmt: skip
+    include: Patterns = (),
+    ignore: Patterns = (),
+    *,
+    dequantize_first: bool = False,
+    dequantize_kept: bool = False,
+    **switches: Unpack[Switches],
+) -> Selection:
     """Return the selection of tensors that options ask for.
 
     switches: see :class:`Switches`.

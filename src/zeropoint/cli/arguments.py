@@ -135,8 +135,8 @@ def require_scheme(text: str, codec: Codec) -> None:
             f"{text} is a mixture of types of GGUF; add --format gguf", param_hint="'--to'"
         )
     head = text.strip().partition(":")[0].lower()
-    owners = [each.name for each in lazy.CODECS.values() if head in each.presets]
-    if head in lazy.OF_LAYOUTS and codec.name not in owners:
+    if head in lazy.OF_LAYOUTS and head not in codec.presets:
+        owners = [each.name for each in lazy.CODECS.values() if head in each.presets]
         raise typer.BadParameter(
             f"{head} is a preset of other layouts; add --format {' or '.join(owners)}", param_hint="'--to'"
         )

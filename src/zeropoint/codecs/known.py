@@ -23,10 +23,14 @@ TOOLS: MappingProxyType[str, str] = MappingProxyType({
     "fbgemm_fp8": "FBGEMM", "mxfp4": "gpt-oss (MXFP4)", "spqr": "SpQR", "bitnet": "BitNet",
 })  # fmt: skip
 """Values of ``quant_method``, to the tool that writes them."""
-TOOL_FILES: MappingProxyType[str, str] = MappingProxyType({
-    "hf_quant_config.json": "NVIDIA ModelOpt", "quantize_config.json": "GPTQ (AutoGPTQ)",
-    "quant_config.json": "AWQ (AutoAWQ)", "quanto_qmap.json": "Quanto",
-})  # fmt: skip
+TOOL_FILES: MappingProxyType[str, str] = MappingProxyType(
+    {
+        "hf_quant_config.json": "NVIDIA ModelOpt",
+        "quantize_config.json": "GPTQ (AutoGPTQ)",
+        "quant_config.json": "AWQ (AutoAWQ)",
+        "quanto_qmap.json": "Quanto",
+    }
+)
 """Files by which tools say it where config.json does not."""
 
 _SUFFIXES = (

@@ -88,6 +88,7 @@ class Mmproj(Gguf):
     """See the module and :class:`Codec`."""
 
     name = "mmproj"
+    container = "gguf"
     title = "the vision files of llama.cpp (mmproj)"
     methods = ()  # no configuration names this layout
     engines = rules(dict.fromkeys((TRANSFORMERS, VLLM, HUMMING, SGLANG), not_read) | {LLAMA_CPP: _loads})

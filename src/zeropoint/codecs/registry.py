@@ -5,7 +5,7 @@ All code that writes or reads quantized checkpoints looks them up here.
 
 from __future__ import annotations
 
-import pkgutil
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import UnsupportedError, near_misses
 from . import compressed_tensors
 from .containers.protocol import Metadata
+from .names import MODULES
 from .protocol import Codec
 from .stored_forms import StoredForm
 
@@ -21,18 +22,44 @@ DEFAULT: Codec = compressed_tensors.CODEC
 """Codec of results by default."""
 
 
-def _found() -> Iterator[Codec]:
-    """Yield the default, then the others by name."""
-    package = __name__.rpartition(".")[0]
-    names = (found.name for found in pkgutil.iter_modules(import_module(package).__path__))
-    modules = [import_module(f"{package}.{name}") for name in names if f"{package}.{name}" != __name__]
-    others = {module.CODEC for module in modules if hasattr(module, "CODEC")} - {DEFAULT}
-    yield DEFAULT
-    yield from sorted(others, key=lambda codec: str(codec.name))
+class _Codecs(Mapping[str, Codec]):
+    """Codecs by name, each imported when it is first looked up."""
+
+    def __getitem__(self, name: str) -> Codec:
+        return _codec(MODULES[name].module)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+    def __contains__(self, name: object) -> bool:
+        return name in MODULES
 
 
-CODECS: MappingProxyType[str, Codec] = MappingProxyType({codec.name: codec for codec in _found()})
-"""Name to codec."""
+@functools.cache
+def _codec(module: str) -> Codec:
+    codec: Codec = import_module(f".{module}", __package__).CODEC
+    return codec
+
+
+CODECS: Mapping[str, Codec] = _Codecs()
+"""Name to codec: the default, then the others by name."""
+
+
+@functools.cache
+def codecs_in(container: str) -> tuple[Codec, ...]:
+    """Return the codecs of a container, the default first.
+
+    Args:
+        container: name of it.
+
+    Example:
+        >>> [codec.name for codec in codecs_in("gguf")]
+        ['gguf', 'mmproj']
+    """
+    return tuple(CODECS[name] for name, found in MODULES.items() if found.container == container)
 
 
 def get_codec(name: str) -> Codec:
@@ -61,11 +88,10 @@ def codec_of(container: str, metadata: Metadata = _NONE) -> Codec:
         >>> codec_of("gguf").name, codec_of("gguf", {"general.architecture": "clip"}).name
         ('gguf', 'mmproj')
     """
-    found = (codec for codec in CODECS.values() if codec.container == container)
-    return next(codec for codec in found if codec.model_format.owns(metadata))
+    return next(codec for codec in codecs_in(container) if codec.model_format.owns(metadata))
 
 
-_PLAIN = {codec.model_format for codec in CODECS.values() if codec.container == DEFAULT.container}
+_PLAIN = {codec.model_format for codec in codecs_in(DEFAULT.container)}
 """Model formats of safetensors files."""
 STACKS = tuple(found.stack for found in _PLAIN if found.stack)
 """Marks in tensor names for which :func:`parts_of` may apply."""

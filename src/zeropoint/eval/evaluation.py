@@ -134,9 +134,13 @@ def evaluate_checkpoint(
         CheckpointError: for files that are damaged, a cache of something else, and too little memory.
     """
     settings = EvaluationSettings(
-        context=context, windows=windows, continuations=continuations, noise_floor=noise_floor,
-        tagged=None if cloze is None else Path(cloze), cache=None if cache is None else Path(cache),
-    )  # fmt: skip
+        context=context,
+        windows=windows,
+        continuations=continuations,
+        noise_floor=noise_floor,
+        tagged=None if cloze is None else Path(cloze),
+        cache=None if cache is None else Path(cache),
+    )
     every = [models] if isinstance(models, Place | str) else list(models)
     limits = Limits.default(max_memory=max_memory, device=device)
     page = None
@@ -235,9 +239,13 @@ def is_encoder(source: Source) -> bool:
 
 @contextmanager
 def _base(
-    reference: Source, wanted: _Probes, cache: ReferenceCache | None,
-    by: tuple[EvaluationSettings, Limits], *, progress: bool,
-) -> Iterator[ForwardPass]:  # fmt: skip
+    reference: Source,
+    wanted: _Probes,
+    cache: ReferenceCache | None,
+    by: tuple[EvaluationSettings, Limits],
+    *,
+    progress: bool,
+) -> Iterator[ForwardPass]:
     """Return a context with the reference's pass, run or cached."""
     settings, limits = by
     ran = functools.partial(forward_pass, reference, wanted.batches, limits, dtype=settings.dtype)
@@ -308,9 +316,13 @@ def _said(windows: TextWindows) -> str:
 
 
 def _ask_for_continuations(
-    wanted: _Probes, reference: Source, tokens: TokenizedText, by: tuple[EvaluationSettings, Limits],
-    *, known: torch.Tensor | None,
-) -> None:  # fmt: skip
+    wanted: _Probes,
+    reference: Source,
+    tokens: TokenizedText,
+    by: tuple[EvaluationSettings, Limits],
+    *,
+    known: torch.Tensor | None,
+) -> None:
     """Add a probe of the reference's continuations, known or generated."""
     settings, limits = by
     prompts = prompts_of(tokens.ids, settings.continuations, min(_PROMPT, settings.context // 2))

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.model.loading import read_tensor
 from ..checkpoint.model.running_model import Batches
 from ..checkpoint.plan.row_reader import bytes_of
+from ..checkpoint.read.decoding import read_tensor
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
 from ..checkpoint.read.storage import OpenFiles, open_file, shown
@@ -32,8 +32,12 @@ from ..own_files import FileKind, OwnFile
 
 _KEY, _DIGESTS, _PROMPTS = "zeropoint.reference", "zeropoint.sha256", "sequences"
 _CACHE = FileKind("cache", _KEY.encode())
-_SAID = {"model": "another reference", "text": "another text, context, number of windows or device",
-         "dtype": "another dtype", "versions": "other versions of torch or transformers"}  # fmt: skip
+_SAID = {
+    "model": "another reference",
+    "text": "another text, context, number of windows or device",
+    "dtype": "another dtype",
+    "versions": "other versions of torch or transformers",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

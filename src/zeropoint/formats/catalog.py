@@ -29,9 +29,13 @@ def _float(
     exponent: int, mantissa: int, bias: int, specials: Specials, *, signed: bool = True
 ) -> FloatFormat:
     return FloatFormat(
-        exponent_bits=exponent, mantissa_bits=mantissa, bias=bias, specials=specials, signed=signed,
+        exponent_bits=exponent,
+        mantissa_bits=mantissa,
+        bias=bias,
+        specials=specials,
+        signed=signed,
         subnormals=mantissa > 0,
-    )  # fmt: skip
+    )
 
 
 _PAIRS = json.loads(Path(__file__).with_name("normal_grids.json").read_text(encoding="utf-8"))

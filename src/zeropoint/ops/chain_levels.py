@@ -72,9 +72,13 @@ def lowered_chain(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def _level(
-    chained: tuple[ScaleLevel, ...], index: int, scheme: Scheme, shape: tuple[int, ...], own: Format,
+    chained: tuple[ScaleLevel, ...],
+    index: int,
+    scheme: Scheme,
+    shape: tuple[int, ...],
+    own: Format,
     ladder: Rungs,
-) -> Level | str:  # fmt: skip
+) -> Level | str:
     """Return the constants of one level, and append its ladder."""
     level, fmt = chained[index], chained[index].format_for(own)
     native, up = dtype_of(fmt), level.stores(Store.UP)

@@ -287,9 +287,13 @@ def scaled_rounder(scheme: Scheme, dtype: torch.dtype) -> torch.dtype | None:
 
 
 def _encode(
-    ratio: torch.Tensor, scheme: Scheme, zero_point: torch.Tensor | None, first: int, dtype: torch.dtype,
+    ratio: torch.Tensor,
+    scheme: Scheme,
+    zero_point: torch.Tensor | None,
+    first: int,
+    dtype: torch.dtype,
     negative: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     noise = None
     if scheme.rounding.mode is RoundingMode.STOCHASTIC:
         noise = uniform_noise(scheme.rounding.seed, first, ratio.numel(), ratio.device).reshape(ratio.shape)

@@ -55,9 +55,13 @@ def chosen(
 
 
 def searched(
-    x: torch.Tensor, start: QuantizationParams, decode: Decode, *, importance: torch.Tensor | None = None,
+    x: torch.Tensor,
+    start: QuantizationParams,
+    decode: Decode,
+    *,
+    importance: torch.Tensor | None = None,
     power: float = 2.0,
-) -> QuantizationParams:  # fmt: skip
+) -> QuantizationParams:
     """Return parameters of least error for ``x`` that are found from ``start``.
 
     importance: weights of the errors, float64, broadcast against ``x``; all alike if None.

@@ -137,9 +137,13 @@ def tensor_rule(scheme: Scheme, dtype: torch.dtype) -> TensorRule | None:
     if not reciprocal and not _always_fits(scheme, dtype):
         return None
     return TensorRule(
-        largest=float(scheme.divisor * span), divisor=float(scheme.divisor), reciprocal=reciprocal,
-        narrow=rounder(scheme, dtype), tiny=torch.finfo(dtype).tiny, fits=span * _slack(scheme, 1, dtype),
-    )  # fmt: skip
+        largest=float(scheme.divisor * span),
+        divisor=float(scheme.divisor),
+        reciprocal=reciprocal,
+        narrow=rounder(scheme, dtype),
+        tiny=torch.finfo(dtype).tiny,
+        fits=span * _slack(scheme, 1, dtype),
+    )
 
 
 def finest_scales(

@@ -54,9 +54,13 @@ def effective_offset(
 
 
 def _product(
-    levels: Sequence[ScaleLevel], tensors: Sequence[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype,
-    *, inverse: bool,
-) -> torch.Tensor:  # fmt: skip
+    levels: Sequence[ScaleLevel],
+    tensors: Sequence[torch.Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    inverse: bool,
+) -> torch.Tensor:
     """Return the product of levels per finest block, in wide dtype.
 
     inverse: whether the level above the coarsest is divided by it.

@@ -43,10 +43,14 @@ class Ladder:
         fmt = level.format_for(format_of(dtype))
         if fmt.bits > _TABLE_BITS:
             return Ladder(
-                level=level, input_dtype=dtype, table=None, below=_OCTAVES * _PER_OCTAVE,
-                above=_PER_OCTAVE - 1, patience=_PER_OCTAVE // 2,
+                level=level,
+                input_dtype=dtype,
+                table=None,
+                below=_OCTAVES * _PER_OCTAVE,
+                above=_PER_OCTAVE - 1,
+                patience=_PER_OCTAVE // 2,
                 fine=tuple(2.0 ** (sign / n) for n in (16, 32) for sign in (1, -1)),
-            )  # fmt: skip
+            )
         codes = torch.arange(fmt.code_count).to(torch.uint8).view(storage_dtype(fmt))
         values = load_scale(codes, fmt, torch.float64)
         table = torch.unique(values[torch.isfinite(values) & (values > 0)])

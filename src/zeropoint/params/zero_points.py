@@ -15,9 +15,13 @@ from .tensors import zero_point_dtype
 
 
 def zero_points(
-    scheme: Scheme, low: torch.Tensor, scale: torch.Tensor, *, empty: torch.Tensor,
+    scheme: Scheme,
+    low: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    empty: torch.Tensor,
     narrow: torch.dtype | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Return each block's stored zero point; real ones keep ``low``'s dtype.
 
     low: the smallest number of the range. scale: with which elements are encoded. empty: where the range is a

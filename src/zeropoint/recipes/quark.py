@@ -111,10 +111,14 @@ _ELEMENTS: Mapping[Dtype, str] = MappingProxyType({
     Dtype.fp8_e5m2: "float8_e5m2", Dtype.fp8_e5m3: "float8_ue5m3fn", Dtype.fp6_e3m2: "float6_e3m2fn",
     Dtype.fp6_e2m3: "float6_e2m3fn", Dtype.fp4: "float4_e2m1fn",
 })  # fmt: skip
-_OCP_ELEMENTS: Mapping[Dtype, str] = MappingProxyType({
-    **{dtype: _ELEMENTS[dtype] for dtype in Dtype if dtype.value.startswith("fp") and dtype != "fp8_e5m3"},
-    Dtype.int8: "int8_mx",
-})  # fmt: skip
+_OCP_ELEMENTS: Mapping[Dtype, str] = MappingProxyType(
+    {
+        **{
+            dtype: _ELEMENTS[dtype] for dtype in Dtype if dtype.value.startswith("fp") and dtype != "fp8_e5m3"
+        },
+        Dtype.int8: "int8_mx",
+    }
+)
 """The element types of OCP MX 1.0, table 1."""
 _SCALES: Mapping[ScaleType, str] = MappingProxyType({
     # ``rceil`` is the smallest power of two that clips nothing; ``ceil``, of OCP elements, leaves half of the

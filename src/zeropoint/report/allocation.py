@@ -19,9 +19,13 @@ def search_report(result: SearchResult, *, everything: bool = False) -> Renderab
     everything: a line for each layer instead of one for each pattern of names.
     """
     return Group(
-        layer_table(result, everything=everything), Text(), scheme_table(result), Text(),
-        *lines(once(result.notes, everything), "note: "), Text("\n".join(summary(result))),
-    )  # fmt: skip
+        layer_table(result, everything=everything),
+        Text(),
+        scheme_table(result),
+        Text(),
+        *lines(once(result.notes, everything), "note: "),
+        Text("\n".join(summary(result))),
+    )
 
 
 def layer_table(result: SearchResult, *, everything: bool = False) -> Plain:

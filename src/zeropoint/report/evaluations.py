@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..errors import size_of
-from ..eval import Estimate, Evaluation, ModelQuality
 from .table_layout import plain
 from .tables import lines
 from .wording import name
+
+if TYPE_CHECKING:  # it loads models
+    from ..eval import Estimate, Evaluation, ModelQuality
 
 _OF_LANGUAGE = (
     "Mean PPL(Q)", "Mean ln(PPL(Q)/PPL(base))", "Mean KLD", "99.9% KLD", "RMS Δp", "Same top p",

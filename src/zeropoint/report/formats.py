@@ -149,9 +149,13 @@ def facts_in_words(document: dict[str, Any], fmt: Format) -> Iterator[tuple[str,
 def _preset(name: str) -> dict[str, Any]:
     preset = PRESETS[name]
     return {
-        "name": name, "kind": "preset", "weight": preset.weight, "input": preset.input,
-        "output": preset.output, "needs_calibration": preset.static,
-    }  # fmt: skip
+        "name": name,
+        "kind": "preset",
+        "weight": preset.weight,
+        "input": preset.input,
+        "output": preset.output,
+        "needs_calibration": preset.static,
+    }
 
 
 def parts_of_scheme(scheme: Scheme) -> dict[str, Any]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..errors import size_of
-from ..eval import Estimate, Evaluation, ModelQuality
 from ..search.search_result import SearchResult
 from ..shown import Picture
 from .charts import Spot, scatter
 from .evaluations import below_floor, estimate_text, head_of, last_part, usual_statistics
 from .nodes import Cell, DataTable, FactList, Figure, Node, Part, Sentence, number_cell, row
+
+if TYPE_CHECKING:  # it loads models
+    from ..eval import Estimate, Evaluation, ModelQuality
 
 _LAYERS = 4000
 

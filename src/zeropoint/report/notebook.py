@@ -85,10 +85,14 @@ def _folded(title: str, heads: tuple[str, ...], rows: Iterable[tuple[Cell, ...]]
 @nodes_of.register
 def _(shown: QuantizedTensor) -> tuple[Node, ...]:
     facts: list[tuple[str, str]] = [
-        ("scheme", str(shown.scheme)), ("shape", shape(shown.shape)), ("dtype", str(shown.dtype)),
-        ("bytes", f"{shown.nbytes:,}"), ("smaller than it was", f"{shown.compression_ratio:.2f} times"),
-        ("device", str(shown.device)), ("parameters", shown.params.numbers),
-    ]  # fmt: skip
+        ("scheme", str(shown.scheme)),
+        ("shape", shape(shown.shape)),
+        ("dtype", str(shown.dtype)),
+        ("bytes", f"{shown.nbytes:,}"),
+        ("smaller than it was", f"{shown.compression_ratio:.2f} times"),
+        ("device", str(shown.device)),
+        ("parameters", shown.params.numbers),
+    ]
     small = 0 < math.prod(shown.shape) <= _PLAIN
     drawn = (Figure(picture_of(shown), caption="how often each code is used"),) if small else ()
     return (*_head(shown), Part("Codes and parameters", (FactList(tuple(facts)), *drawn), folded=True))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -20,7 +20,6 @@ from rich.text import Text
 from ..checkpoint.read.storage import Place
 from ..checkpoint.verify.overview import Overview, overview
 from ..errors import count
-from ..eval import Evaluation
 from ..results import Result
 from ..search.search_result import SearchResult
 from ..shown import PAGE, new_page
@@ -29,6 +28,9 @@ from .measured import evaluation_nodes, search_nodes
 from .nodes import Node, as_html, on_screen
 from .sections import about, experts_of, kinds_of, side_by_side, stays_of
 from .wording import name
+
+if TYPE_CHECKING:  # it loads models
+    from ..eval import Evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -10,11 +10,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..checkpoint.model.cache_scales import require_keys
-from ..checkpoint.model.calibration import StatisticsOfModules, calibrated, mean_squares, require_text
-from ..checkpoint.model.importance import NEED, mean_squares_of_file, takes_importance
-from ..checkpoint.model.statistics_file import SavedStatistics
 from ..checkpoint.model.tokens import Given, Windows
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.learned_data import static_inputs, unlearned_cache, without_keys
@@ -22,9 +19,14 @@ from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.output_tensors import Output
 from ..checkpoint.plan.selection import Selection
 from ..errors import OptionError, all_of, count, option, printable
+from ..methods.method import MEAN_SQUARE as NEED
 from ..stats import MeanSquare, Statistics, statistic_named
+from . import deferred
 from .measuring import Importance, Weights
 from .offers import Choices
+
+if TYPE_CHECKING:  # it loads models
+    from ..checkpoint.model.calibration import StatisticsOfModules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class Inputs:
 
     def to_plan(self, plan: CheckpointPlan) -> CheckpointPlan:
         """Return a plan with the statistics where its method takes any."""
-        wanted = {weight.module for weight in plan.weights if takes_importance(weight.method)}
+        wanted = {weight.module for weight in plan.weights if deferred.takes_importance(weight.method)}
         found = {module: needs for module, needs in self.statistics.items() if module in wanted}
         return replace(plan, statistics=found) if found else plan
 
@@ -99,15 +101,19 @@ class InputSource:
                 raise OptionError(
                     f"{option('input_range', self.input_range)} is learned from data; pass {data}"
                 )
+        if len(self.given) > 1:
+            many = "both" if len(self.given) == 2 else "all"
+            raise OptionError(f"{all_of(self.given)} {many} say what inputs are; give one of them")
+
+    @property
+    def given(self) -> list[str]:
+        """The options that say what inputs are."""
         given = {
             "calibration": self.calibration is not None,
             "imatrix": self.imatrix is not None,
             "statistics": bool(self.statistics),
         }
-        named = [option(name) for name, there in given.items() if there]
-        if len(named) > 1:
-            many = "both" if len(named) == 2 else "all"
-            raise OptionError(f"{all_of(named)} {many} say what inputs are; give one of them")
+        return [option(name) for name, there in given.items() if there]
 
     def require_static(self, plan: CheckpointPlan) -> None:
         """Raise OptionError for a range of inputs where none is static."""
@@ -122,7 +128,7 @@ class InputSource:
         if selection.kv_scales:
             if self.calibration is None:
                 raise without_keys()
-            require_keys(self.calibration)
+            deferred.require_keys(self.calibration)
 
     def reader(self, limits: Limits, *, progress: bool) -> TakeInputs | None:
         """Return the reader of these inputs, or None; progress: shows a bar."""
@@ -142,7 +148,7 @@ def of_imatrix(path: Path | str) -> TakeInputs:
 
     def take(found: Choices) -> Inputs:
         weights = list(_weights(found))
-        statistics, _ = mean_squares_of_file(path, weights)
+        statistics, _ = deferred.mean_squares_of_file(path, weights)
         return Inputs.of("imatrix", statistics, (weight.module for _, weight in weights))
 
     return take
@@ -153,7 +159,7 @@ def of_statistics(files: Sequence[Path]) -> TakeInputs:
 
     def take(found: Choices) -> Inputs:
         modules = [weight.module for _, weight in _weights(found)]
-        with SavedStatistics(files, found.source) as saved:
+        with deferred.SavedStatistics(files, found.source) as saved:
             known = {module: own for module in modules if (own := saved.mean_square(module)) is not None}
         return Inputs.of("statistics", {module: {NEED: own} for module, own in known.items()}, modules)
 
@@ -165,9 +171,9 @@ def of_calibration(given: Given, limits: Limits, *, progress: bool = False) -> T
 
     def take(found: Choices) -> Inputs:
         for plan in found.plans:
-            require_text(plan, given)
+            deferred.require_text(plan, given)
         weights = [weight for _, weight in _weights(found)]
-        statistics = mean_squares(found.source, weights, given, limits, progress=progress)
+        statistics = deferred.mean_squares(found.source, weights, given, limits, progress=progress)
         return Inputs.of("calibration", statistics, (weight.module for weight in weights))
 
     return take
@@ -191,6 +197,6 @@ def with_ranges(
     Where there are none, a note says that ``ranges`` is not used.
     """
     if given is not None and (static_inputs(plan) or unlearned_cache(plan) is not None):
-        return calibrated(plan, given, ranges=ranges, progress=progress)
+        return deferred.calibrated(plan, given, ranges=ranges, progress=progress)
     unused = f"{option('input_range', ranges)} is not used: no layer has static inputs"
     return plan if ranges is None else replace(plan, notes=(*plan.notes, unused))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -146,9 +146,13 @@ class _Measure(_Reading):
     """Measure a weight in all ways."""
 
     def __init__(
-        self, module: str, ways: Sequence[Measured], extremes: _Extremes, limits: Limits,
+        self,
+        module: str,
+        ways: Sequence[Measured],
+        extremes: _Extremes,
+        limits: Limits,
         importance: Weights | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         alignments = [ways[0].to.reader.alignment, *(_alignment(way.to) for way in ways)]
         # Each candidate's codes and temporaries are gone before the next; the errors in float64 are not.
         value_bytes = max(way.to.value_bytes for way in ways) + 16
@@ -189,10 +193,7 @@ def weighted(error: TensorError, x: torch.Tensor, q: QuantizedTensor, importance
     off = wide - q.dequantize(torch.float64).numpy()
     # Sums along rows, each by itself, so that they are the same in any tile.
     squares, errors = ((values * values * importance).sum(axis=1).tolist() for values in (wide, off))
-    return TensorError(
-        values=error.values, squares=exact_sum(squares), errors=exact_sum(errors), largest=error.largest,
-        clipped=error.clipped, zero_blocks=error.zero_blocks, lost_blocks=error.lost_blocks,
-    )  # fmt: skip
+    return replace(error, squares=exact_sum(squares), errors=exact_sum(errors))
 
 
 def _alignment(to: Output) -> int:

@@ -155,9 +155,13 @@ def choices(
     layers = [layer for members in sets if (layer := _layer(members, found)).sizes]
     held = {weight.module for layer in layers for weight in layer.weights}
     return Choices(
-        source=source, codec=codec, selection=asked, candidates=found, layers=tuple(layers),
+        source=source,
+        codec=codec,
+        selection=asked,
+        candidates=found,
+        layers=tuple(layers),
         without=tuple(dict.fromkeys(w.tensor for w in weights.values() if w.module not in held)),
-    )  # fmt: skip
+    )
 
 
 def _plan(

@@ -29,7 +29,7 @@ def written_by_data(
 ) -> RunResult:
     """Write a plan, once its methods and static inputs have their data.
 
-    inputs: the data, if any. Raises OptionError where other machines would write solved weights,
+    inputs: the data. Raises OptionError where other machines would write solved weights,
     CalibrationError and CheckpointError as :func:`~zeropoint.quantize_checkpoint` has them.
     """
     data = inputs.calibration

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from ..checkpoint.call_options import (
     planned,
     selection_of,
 )
-from ..checkpoint.model.graph_export import graph_of
 from ..checkpoint.model.tokens import requested_windows
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.limits import Limits
@@ -33,6 +33,7 @@ from ..checkpoint.read.source import Source, open_source
 from ..checkpoint.read.storage import Place
 from ..checkpoint.run.executor import Executor
 from ..checkpoint.run.loop import RunResult
+from ..codecs.containers import CONTAINERS
 from ..codecs.protocol import Codec
 from ..errors import OptionError, all_of, option, require_one
 from ..own_files import OwnFile
@@ -40,13 +41,11 @@ from ..progress import bars
 from ..recipes import learns_from_data, one_name
 from ..shown import PAGE, PICTURE, page_of_results
 from ..signatures import by_signature
+from . import deferred
 from .budgets import Budget
-from .evolution import by_evolution
 from .inputs import InputSource, with_ranges
 from .search_result import SearchResult
 from .searching import EQUAL, RECIPE, SearchRequest, search, search_request
-from .solving_runs import written_by_data
-from .weighing import weigh_by
 
 __all__ = ["quantize_checkpoint", "search_checkpoint"]
 
@@ -114,8 +113,8 @@ class _Budgeted:
             request,
             bar=bars(progress),
             state=None if out is None and self.state is None else self.state_of(out),
-            weigh=weigh_by(self.importance, self.text, limits),
-            improve=by_evolution(self.text, limits, self.refine) if self.refine else None,
+            weigh=deferred.weigh_by(self.importance, self.text, limits),
+            improve=deferred.by_evolution(self.text, limits, self.refine) if self.refine else None,
         )
         if page is not None:
             page.write([page_of_results(search=found)], overwrite=True)
@@ -337,7 +336,7 @@ def quantize_checkpoint(
     )
     inputs.require_keys(selection)
     learns = runs and (budget is not None or learns_from_data(method))
-    with graph_of(open_source(source), codec_for(format, to), target, spool, limits, learns=learns) as opened:
+    with _with_graph(open_source(source), codec_for(format, to), target, spool, limits, learns) as opened:
         if budget is None:
             made = planned(
                 opened, to, recipe=recipe, plan=plan, format=format, method=method, selection=selection,
@@ -353,10 +352,20 @@ def quantize_checkpoint(
             made = what.search(opened, request, out=local, page=page, progress=progress).plan
         if not force:
             require_loadable(made)
-        if budget is None:
-            return written_by_data(made, inputs, out, writing)
-        made = with_ranges(made, data, ranges=input_range, progress=progress is True)
+        if budget is not None:
+            made = with_ranges(made, data, ranges=input_range, progress=progress is True)
+        elif inputs.given:
+            return deferred.written_by_data(made, inputs, out, writing)
         return writing.write(made, out, "quantizing")
+
+
+def _with_graph(
+    source: Source, codec: Codec, out: Place, spool: Path | str | None, limits: Limits, learns: bool
+) -> AbstractContextManager[Source]:
+    """Return a context with a writable source: itself, or an ONNX export."""
+    if not CONTAINERS[codec.container].has_graph or source.graph or source.config is None:
+        return nullcontext(source)
+    return deferred.exported_graph(source, codec, out, spool, limits, learns=learns)
 
 
 def _require_schemes(quality: str | None, *schemes: AnyRecipe | None) -> None:

@@ -88,6 +88,12 @@ def test_sizes_are_bounded_by_the_files_before_anything_is_made(plain: Path, cha
     assert time.process_time() - start < 5
 
 
+def test_a_configuration_whose_models_are_a_class_of_others_makes_one(plain: Path) -> None:
+    model = built(plain, model_type="internlm3", head_dim=32)
+    assert type(model) is transformers.LlamaForCausalLM
+    assert type(model.config) is transformers.CONFIG_MAPPING["internlm3"]
+
+
 def test_keys_that_choose_code_do_not_reach_transformers(
     plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

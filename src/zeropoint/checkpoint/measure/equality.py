@@ -78,10 +78,8 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> tuple[Equality, TensorError]:
             errors += off.square().sum(1).tolist()
             largest = max(largest, float(off.max()))
     found = Equality.merge(equalities)
-    return found, TensorError(
-        values=found.values, squares=exact_sum(squares), errors=exact_sum(errors), largest=largest, clipped=0,
-        zero_blocks=0, lost_blocks=0,
-    )  # fmt: skip
+    sums = exact_sum(squares), exact_sum(errors)
+    return found, TensorError(values=found.values, squares=sums[0], errors=sums[1], largest=largest)
 
 
 def _squares(reference: torch.Tensor) -> list[float]:

@@ -54,9 +54,9 @@ class TensorError:
     squares: tuple[float, ...]
     errors: tuple[float, ...]
     largest: float
-    clipped: int
-    zero_blocks: int
-    lost_blocks: int
+    clipped: int = 0
+    zero_blocks: int = 0
+    lost_blocks: int = 0
 
     @property
     def relative(self) -> float:
@@ -112,9 +112,14 @@ class TensorError:
     ) -> TensorError:
         values, clipped, zero, lost = counts
         return TensorError(
-            values=values, squares=squares, errors=errors, largest=largest, clipped=clipped, zero_blocks=zero,
+            values=values,
+            squares=squares,
+            errors=errors,
+            largest=largest,
+            clipped=clipped,
+            zero_blocks=zero,
             lost_blocks=lost,
-        )  # fmt: skip
+        )
 
     def pack(self) -> bytes:
         """Return it in few bytes; :meth:`unpack` is the inverse, without loss."""

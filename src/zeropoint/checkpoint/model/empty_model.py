@@ -49,7 +49,10 @@ def empty_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype 
         if not _is_model(kind):
             raise UnsupportedError(f"{what}: it is no class of models; {remedy}")
         config = model_config(source.config, what, remedy)
-        if kind.config_class is not type(config) or kind.main_input_name != "input_ids":
+        # Models of some configurations are classes of others: InternLM3 is a Llama.
+        others = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        own = kind.config_class is type(config) or others.get(type(config), None) is kind
+        if not own or kind.main_input_name != "input_ids":
             raise UnsupportedError(
                 f"{what}: it is no model of tokens of model_type {printable(config.model_type)}; {remedy}"
             )

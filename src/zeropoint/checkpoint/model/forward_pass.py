@@ -110,9 +110,14 @@ def opened(
 
 @contextmanager
 def forward_pass(
-    source: Source, batches: Batches, limits: Limits, *, dtype: torch.dtype | None = torch.float32,
-    progress: bool = False, known: Callable[[int], Sequence[Any]] | None = None,
-) -> Iterator[ForwardPass]:  # fmt: skip
+    source: Source,
+    batches: Batches,
+    limits: Limits,
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    progress: bool = False,
+    known: Callable[[int], Sequence[Any]] | None = None,
+) -> Iterator[ForwardPass]:
     """Return a context with the outputs of a model on batches.
 
     batches: see :data:`~.running_model.Batches`. dtype: of weights and activations. progress: whether to show

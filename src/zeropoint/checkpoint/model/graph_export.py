@@ -40,13 +40,13 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 @contextmanager
-def graph_of(
+def exported_graph(
     source: Source, codec: Codec, out: Place, spool: Path | str | None, limits: Limits, *, learns: bool
 ) -> Iterator[Source]:
-    """Return a context with a writable source: itself, or an ONNX export.
+    """Return a context with a source's model as an ONNX graph.
 
     Args:
-        source: a checkpoint.
+        source: a checkpoint without a graph.
         codec: what the result is written in.
         out: the output, next to which the export lies until the end, or a URL, for which it is in ``spool``.
         spool: scratch directory, or None.
@@ -58,9 +58,6 @@ def graph_of(
         UnsupportedError: where torch or transformers does not export the model.
         CheckpointError: where the model does not fit in memory.
     """
-    if not CONTAINERS[codec.container].has_graph or source.graph or source.config is None:
-        yield source
-        return
     if learns:
         raise CalibrationError(
             f"{option('format', codec.name)} takes ranges of static inputs from data, and no statistics for "
@@ -102,9 +99,14 @@ def _program(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
         found = model(**batch)
     names = [name for name, value in found.items() if isinstance(value, torch.Tensor)]
     return exported(
-        model, (), kwargs=batch, dynamic_shapes=dict.fromkeys(batch, axes), opset_version=_OPERATORS,
-        input_names=list(batch), output_names=names,
-    )  # fmt: skip
+        model,
+        (),
+        kwargs=batch,
+        dynamic_shapes=dict.fromkeys(batch, axes),
+        opset_version=_OPERATORS,
+        input_names=list(batch),
+        output_names=names,
+    )
 
 
 def _rename_weight(node: Any, initializers: Any) -> None:

@@ -18,7 +18,6 @@ from ...codecs.data_scales import InputNames
 from ...codecs.protocol import Codec
 from ...codecs.records import Known
 from ...codecs.registry import DEFAULT
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.tensor_fields import WeightPart
 from ...errors import CheckpointError, UnsupportedError, printable
 from ...models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitExperts
@@ -32,11 +31,10 @@ from ...schemes import TensorScale
 from ...signatures import by_signature
 from ...tensor import QuantizedTensor
 from ...training import FakeQuantize
-from ..read.decoding import read_lines
+from ..read.decoding import read_lines, read_tensor
 from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Files, OpenFiles, shown
-from ..read.tensor_entries import TensorEntry
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .parts import layer_scheme_of, whole_scale
 
@@ -138,17 +136,6 @@ def fill(
                 f"{list(view.shape)} there; pass a model of the same architecture"
             )
         view.copy_(value)
-
-
-def read_tensor(entry: TensorEntry, files: Files) -> torch.Tensor:
-    """Return a tensor of a file; raises UnsupportedError for foreign dtypes."""
-    if entry.dtype not in TORCH_DTYPES:
-        raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
-    if not entry.nbytes:
-        return torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
-    buffer = bytearray(entry.nbytes)
-    files[entry.file].read_into(memoryview(buffer), entry.begin)
-    return torch.frombuffer(buffer, dtype=TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ from ...models.unfuse import unfused
 from ...ops.devices import CPU, exact_products, free_bytes
 from ..plan.float_view import Floats, as_floats
 from ..plan.limits import Limits
+from ..read.decoding import read_tensor
 from ..read.source import Source
 from ..read.storage import OpenFiles, shown
 from .empty_model import empty_model
-from .loading import fill, read_tensor
+from .loading import fill
 from .own_tokens import generate, require_memory
 from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .statistics_file import tokens_digest
@@ -70,9 +71,14 @@ LIBRARIES = 176 << 20
 
 @contextmanager
 def running(
-    source: Source, given: Given | Batches, limits: Limits, *, remedy: str,
-    dtype: torch.dtype | None = None, seen: Callable[[Floats], Floats] | None = None,
-) -> Iterator[RunningModel]:  # fmt: skip
+    source: Source,
+    given: Given | Batches,
+    limits: Limits,
+    *,
+    remedy: str,
+    dtype: torch.dtype | None = None,
+    seen: Callable[[Floats], Floats] | None = None,
+) -> Iterator[RunningModel]:
     """Return a context in which the model of a checkpoint runs.
 
     Weights are decoded where they are quantized. given: as for :func:`calibrated`, which says what is raised,

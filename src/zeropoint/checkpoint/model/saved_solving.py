@@ -106,10 +106,15 @@ def solved_from(
                 f"another method by a rule, or name it in {option('ignore')}"
             )
         task = WeightTask(
-            name=weight.module, number=number, layer=weight.module, scheme=solving_scheme(weight.layer),
-            method=method_named(weight.method), dtype=weight.dtype, share=weight.share,
+            name=weight.module,
+            number=number,
+            layer=weight.module,
+            scheme=solving_scheme(weight.layer),
+            method=method_named(weight.method),
+            dtype=weight.dtype,
+            share=weight.share,
             exact=not weight.layer.codec.needs_mean(weight.layer),
-        )  # fmt: skip
+        )
         groups[site].append((task, weight))
     extremes = _extremes(weight for _, weight in numbered)
     pool = PooledGrams(saved)
@@ -134,9 +139,14 @@ def require_gram(saved: SavedStatistics) -> None:
 
 
 def _solve(
-    todo: list[tuple[WeightTask, Output]], data: LayerData, extremes: Mapping[str, tuple[float, float]],
-    kept: Solutions, files: OpenFiles, *, workers: int,
-) -> None:  # fmt: skip
+    todo: list[tuple[WeightTask, Output]],
+    data: LayerData,
+    extremes: Mapping[str, tuple[float, float]],
+    kept: Solutions,
+    files: OpenFiles,
+    *,
+    workers: int,
+) -> None:
     """Solve weights with one input, under extremes by ``share``."""
     found: dict[str, tuple[LayerResult, Loss]] = {}
     gram = data.statistics[GRAM]

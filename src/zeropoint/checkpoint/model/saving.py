@@ -62,9 +62,14 @@ class SavedCheckpoint:
 @by_signature
 @by_signature
 def save_checkpoint(
-    model: nn.Module | Conversion, directory: Path | str, *, tokenizer: Saves | None = None,
-    overwrite: bool = False, allow_float: bool = False, shard_bytes: int = SHARD_BYTES,
-) -> SavedCheckpoint:  # fmt: skip
+    model: nn.Module | Conversion,
+    directory: Path | str,
+    *,
+    tokenizer: Saves | None = None,
+    overwrite: bool = False,
+    allow_float: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+) -> SavedCheckpoint:
     """Write a converted model as a checkpoint that engines load.
 
     Nothing is left behind then.

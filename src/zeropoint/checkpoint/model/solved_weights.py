@@ -286,13 +286,18 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
             method = without_corrections(method)
         tasks.append(
             WeightTask(
-                name=weight.module, number=number, layer=own.layer, scheme=solving_scheme(layer),
+                name=weight.module,
+                number=number,
+                layer=own.layer,
+                scheme=solving_scheme(layer),
                 method=method,
-                rows=_in_file(weight, own.index), dtype=weight.dtype, share=weight.share,
+                rows=_in_file(weight, own.index),
+                dtype=weight.dtype,
+                share=weight.share,
                 exact=not layer.codec.needs_mean(layer),
                 source=DynamicQuantize(source) if source is not None and source.dynamic else None,
             )
-        )  # fmt: skip
+        )
     return tasks
 
 

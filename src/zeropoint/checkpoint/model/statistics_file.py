@@ -29,10 +29,10 @@ from ...columns import MadeSequence
 from ...errors import CalibrationError, CheckpointError, all_of, printable
 from ...own_files import FileKind, OwnFile
 from ...stats import GramMatrix, MeanSquare, State, Statistics
+from ..read.decoding import read_tensor
 from ..read.safetensors_file import Header, parse_header
 from ..read.source import Source
 from ..read.storage import OpenFiles, shown
-from .loading import read_tensor
 
 MARK, VERSION = "zeropoint_statistics", "1"
 STATISTICS = FileKind("statistics", MARK.encode())

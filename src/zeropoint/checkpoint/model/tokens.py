@@ -25,10 +25,10 @@ from ...declared_models import transformers_package
 from ...errors import CalibrationError, CheckpointError, OptionError, UnsupportedError, count, option, size_of
 from ...libraries import quiet, reading
 from ...own_files import reason_of
+from ..read.decoding import read_tensor
 from ..read.safetensors_file import parse_header
 from ..read.source import CONFIG, Source
 from ..read.storage import OpenFiles, open_regular, read_small, shown
-from .loading import read_tensor
 
 WINDOW, MOST = 512, 128
 """Tokens of a window, and windows, as in llama.cpp's imatrix, and in GPTQ (arXiv:2210.17323)."""

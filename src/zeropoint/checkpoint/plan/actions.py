@@ -118,9 +118,14 @@ class Actions:
         )
         kept = array("I", (n for n, entry in enumerate(entries.values()) if entry.name not in new))
         return Actions(
-            floats=floats, decisions=compact(entries, said), staying=(), restored=(), copies={},
-            kept=LazySequence(len(kept), lambda n: entries.at(kept[n])), added=tuple(added),
-        )  # fmt: skip
+            floats=floats,
+            decisions=compact(entries, said),
+            staying=(),
+            restored=(),
+            copies={},
+            kept=LazySequence(len(kept), lambda n: entries.at(kept[n])),
+            added=tuple(added),
+        )
 
     @property
     def quantized(self) -> Iterator[tuple[TensorEntry, LayerScheme, str]]:

@@ -31,9 +31,14 @@ from .texts import Text
 
 
 def plan_with(
-    source: Source, codec: Codec, added: Iterable[NewTensor], texts: Mapping[str, Text], limits: Limits,
-    *, notes: Iterable[str] = (),
-) -> CheckpointPlan:  # fmt: skip
+    source: Source,
+    codec: Codec,
+    added: Iterable[NewTensor],
+    texts: Mapping[str, Text],
+    limits: Limits,
+    *,
+    notes: Iterable[str] = (),
+) -> CheckpointPlan:
     """Return the plan that copies ``source`` and adds tensors.
 
     ``codec`` claims the files of the source. added: they replace tensors of

@@ -138,9 +138,14 @@ def _config(outputs: Outputs, actions: Actions) -> Documents:
 
     kept = _ignored(floats, (d for d in decisions if not d.quantized and d.entry.name not in codes))
     contents = Contents(
-        modules=modules, kept=kept, nonlinear=odd_targets(decisions, entries, family),
-        family=family, previous=floats.config or {}, tensors=tensors, graph=floats.source.graph,
-    )  # fmt: skip
+        modules=modules,
+        kept=kept,
+        nonlinear=odd_targets(decisions, entries, family),
+        family=family,
+        previous=floats.config or {},
+        tensors=tensors,
+        graph=floats.source.graph,
+    )
     with reading("the configuration of the source cannot be carried over", "correct it, or remove it"):
         return outputs.codec.documents(contents)
 

@@ -197,7 +197,7 @@ def codec_for(name: str | None, to: object = None) -> Codec:
     """
     if name is not None:
         return get_codec(name)
-    if isinstance(to, str):
+    if isinstance(to, str) and not _holds(DEFAULT, to):
         head = to.strip().partition(":")[0].lower()
         owners = [
             codec
@@ -205,7 +205,7 @@ def codec_for(name: str | None, to: object = None) -> Codec:
             if not codec.model_format.prefix
             and (head in codec.presets or head.removesuffix(WEIGHTED) in codec.model_format.mixtures)
         ]
-        if len(owners) == 1 and not _holds(DEFAULT, to):
+        if len(owners) == 1:
             return owners[0]
     return DEFAULT
 

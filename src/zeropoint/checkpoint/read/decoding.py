@@ -1,4 +1,4 @@
-"""Read and decode some rows or columns of a quantized layer."""
+"""Tensors of files, and decoded rows or columns of quantized layers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ import torch
 
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.tensor_fields import ROWS, WeightPart
+from ...errors import UnsupportedError, printable
 from ...schemes import ZeroPoint
 from ...tensor import QuantizedTensor
 from .quantized_layers import StoredLayer
 from .storage import Files, read_pieces
+from .tensor_entries import TensorEntry
+
+
+def read_tensor(entry: TensorEntry, files: Files) -> torch.Tensor:
+    """Return a tensor of a file; raises UnsupportedError for foreign dtypes."""
+    if entry.dtype not in TORCH_DTYPES:
+        raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
+    if not entry.nbytes:
+        return torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
+    buffer = bytearray(entry.nbytes)
+    files[entry.file].read_into(memoryview(buffer), entry.begin)
+    return torch.frombuffer(buffer, dtype=TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 def read_lines(

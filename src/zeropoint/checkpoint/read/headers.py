@@ -63,9 +63,14 @@ def _entries(path: Place, found: Sequence[Found], model: FileModel | None) -> En
     entries = Entries()
     for (row, begin, other, use), parts in zip(found, forms, strict=True):
         whole = TensorEntry(
-            name=row.name, dtype=row.dtype, shape=row.shape, begin=begin, nbytes=row.nbytes,
-            file=path.parent / other if other else path, use=use,
-        )  # fmt: skip
+            name=row.name,
+            dtype=row.dtype,
+            shape=row.shape,
+            begin=begin,
+            nbytes=row.nbytes,
+            file=path.parent / other if other else path,
+            use=use,
+        )
         for entry in _split(whole, parts):
             if not entries.add(entry):
                 twice = printable(entry.name)

@@ -21,7 +21,7 @@ import torch
 from ...codecs.known import CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.records import Entry, Known, Reader, Record
-from ...codecs.registry import CODECS, claiming, methods
+from ...codecs.registry import claiming, codecs_in, methods
 from ...columns import Interned, LazySequence, StringTable
 from ...errors import CheckpointError, ZeropointError, printable
 from ...libraries import reading
@@ -253,7 +253,7 @@ def _documents_of_tools(source: Source) -> Iterator[dict[str, Any]]:
 
 def _of_container(source: Source) -> dict[str, Any] | None:
     """Return a container's implicit configuration, or None for floats."""
-    codecs = [codec for codec in CODECS.values() if codec.container == source.container.name]
+    codecs = codecs_in(source.container.name)
     counts = [sum(_part(entry, codec) is not None for entry in source.entries.values()) for codec in codecs]
     # A codec with fewer parts says more of what has all of them.
     order = sorted(range(len(codecs)), key=lambda n: (-counts[n], len(codecs[n].parts)))

@@ -108,9 +108,14 @@ class OutputDirectory:
     """
 
     def __init__(
-        self, path: Path, root: Place | None, sizes: Mapping[str, int], *, overwrite: bool,
+        self,
+        path: Path,
+        root: Place | None,
+        sizes: Mapping[str, int],
+        *,
+        overwrite: bool,
         below: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = Path(os.path.realpath(path))
         self.partials = Partials(path=self.path, needed=sum(sizes.values()))
         self._given = path

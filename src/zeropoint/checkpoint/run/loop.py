@@ -65,7 +65,7 @@ class RunResult(Result):
     notes: tuple[str, ...]
     units: int
     resumed: int
-    sync_seconds: float
+    sync_seconds: float = 0.0
     page: Place | None = None
 
     @property
@@ -137,7 +137,6 @@ def run(
                     outcomes=outcomes(plan, all_units, done),
                     units=len(all_units),
                     resumed=len(all_units),
-                    sync_seconds=0.0,
                 )
         target.begin(restart=restart)
         resumed = len(target.done)
@@ -150,9 +149,14 @@ def run(
             target.leave(error)
             raise
     return RunResult(
-        path=target.path, plan=plan, notes=(*plan.notes, *target.notes), units=len(all_units),
-        outcomes=outcomes(plan, all_units, target.done), resumed=resumed, sync_seconds=target.sync_seconds,
-    )  # fmt: skip
+        path=target.path,
+        plan=plan,
+        notes=(*plan.notes, *target.notes),
+        units=len(all_units),
+        outcomes=outcomes(plan, all_units, target.done),
+        resumed=resumed,
+        sync_seconds=target.sync_seconds,
+    )
 
 
 def require_free(
@@ -183,10 +187,7 @@ def finished_before(
 def _as_it_is(plan: CheckpointPlan, path: Place, units: int) -> RunResult:
     """Return the result for an output that an earlier run finished."""
     note = f"{shown(path)} was finished by an earlier run, by its manifest; nothing was read"
-    return RunResult(
-        path=path, plan=plan, notes=(*plan.notes, note), outcomes=(), units=units, resumed=units,
-        sync_seconds=0.0,
-    )  # fmt: skip
+    return RunResult(path=path, plan=plan, notes=(*plan.notes, note), outcomes=(), units=units, resumed=units)
 
 
 def _target(

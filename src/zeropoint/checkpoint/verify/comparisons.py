@@ -35,10 +35,15 @@ _WRITTEN = frozenset((CONFIG, MANIFEST, WEIGHTS_ONLY_CONFIG, SINGLE_FILE + ".ind
 # What a tool writes anew when it saves a configuration; all else describes the model.
 _REWRITTEN = frozenset(
     (
-        *CONFIG_KEYS, "transformers_version", "_name_or_path", "_commit_hash",
-        "dtype", "torch_dtype", "use_cache",
+        *CONFIG_KEYS,
+        "transformers_version",
+        "_name_or_path",
+        "_commit_hash",
+        "dtype",
+        "torch_dtype",
+        "use_cache",
     )
-)  # fmt: skip
+)
 
 
 class _Compare(Check):

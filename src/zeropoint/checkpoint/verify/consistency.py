@@ -15,7 +15,7 @@ from ...codecs.containers.onnx_graph import RUNTIME, STANDARD, all_graphs, parse
 from ...codecs.engines import ONNXRUNTIME, Facts, Loads
 from ...codecs.known import ACTIVATION_SCALES, CACHE_PAIR, CACHE_SCALES, TOOL_FILES, TOOLS, cache_scheme
 from ...codecs.protocol import Codec
-from ...codecs.registry import CODECS, claiming, methods
+from ...codecs.registry import claiming, codecs_in, methods
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, printable
 from ...loaded_names import loaded_names
@@ -99,7 +99,7 @@ def claims_of_files(source: Source) -> list[Problem]:
     """Return contradictions in the metadata of self-describing files."""
     if source.container.indexed:
         return []
-    codec = next(codec for codec in CODECS.values() if codec.container == source.container.name)
+    codec = codecs_in(source.container.name)[0]
     found = []
     for shard, metadata in source.metadata.items():
         dtypes = {e.dtype for e in source.entries.values() if e.file.name == shard and len(e.shape) > 1}
@@ -118,7 +118,7 @@ def _fixed_scale(layer: StoredLayer, given: Activation | None) -> tuple[str, ...
 
 def _parts_of_others(codec: Codec, stored: StoredLayers) -> Iterator[Problem]:
     """Yield weights with tensors of another layout than the configured one."""
-    others = [found for found in CODECS.values() if found.container == codec.container and found is not codec]
+    others = [found for found in codecs_in(codec.container) if found is not codec]
     parts: dict[str, dict[str, list[str]]] = {}
     for entry in stored.others:
         if is_extra_scale(entry.name, stored):

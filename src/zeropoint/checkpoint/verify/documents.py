@@ -31,8 +31,13 @@ def inspection_document(inspection: Inspection) -> dict[str, Any]:
         ],
         "schemes": [
             {
-                "scheme": s.scheme, "layout": s.layout, "method": s.method, "layers": s.layers,
-                "values": s.values, "bytes": s.nbytes, "bits_per_value": s.bits_per_value,
+                "scheme": s.scheme,
+                "layout": s.layout,
+                "method": s.method,
+                "layers": s.layers,
+                "values": s.values,
+                "bytes": s.nbytes,
+                "bits_per_value": s.bits_per_value,
             }
             for s in inspection.schemes
         ],
@@ -41,7 +46,7 @@ def inspection_document(inspection: Inspection) -> dict[str, Any]:
         "tensors": [entry_document(entry) for entry in inspection.tensors],
         "notes": list(inspection.source.notes),
         "problems": list(inspection.problems),
-    }  # fmt: skip
+    }
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:

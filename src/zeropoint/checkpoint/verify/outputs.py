@@ -77,9 +77,14 @@ class OutputChecks:
 
 
 def check_outputs(
-    stored: StoredLayers, original: Original, manifest: Manifest | None, files: OpenFiles, limits: Limits,
-    *, grams: Grams,
-) -> tuple[OutputChecks, list[Problem]]:  # fmt: skip
+    stored: StoredLayers,
+    original: Original,
+    manifest: Manifest | None,
+    files: OpenFiles,
+    limits: Limits,
+    *,
+    grams: Grams,
+) -> tuple[OutputChecks, list[Problem]]:
     """Return the checks of outputs on Gram matrices, and the problems.
 
     Raises CheckpointError where ``limits`` are too small for the widest layer.

@@ -190,11 +190,16 @@ class Overview(Result):
     def to_dict(self) -> dict[str, Any]:
         """See :class:`Result`."""
         return {
-            "name": self.name, "bytes": self.inspection.nbytes, "float_bytes": self.float_bytes,
-            "bits_per_value": self.inspection.bits_per_value, "relative": self.relative,
-            "summary": list(self.lines), "layers": [layer.to_dict() for layer in self.layers],
-            "kept": [asdict(kept) for kept in self.kept], "identity": dict(self.identity),
-        }  # fmt: skip
+            "name": self.name,
+            "bytes": self.inspection.nbytes,
+            "float_bytes": self.float_bytes,
+            "bits_per_value": self.inspection.bits_per_value,
+            "relative": self.relative,
+            "summary": list(self.lines),
+            "layers": [layer.to_dict() for layer in self.layers],
+            "kept": [asdict(kept) for kept in self.kept],
+            "identity": dict(self.identity),
+        }
 
 
 def overview(path: Place | str, *, sampled: bool = True) -> Overview:
@@ -235,12 +240,17 @@ def _facts(
     for layer in stored.layers:
         record = records.get(layer.module, {})
         yield LayerFacts(
-            module=layer.module, scheme=str(layer.weight), shape=layer.shape, values=layer.values,
-            method=str(record.get("method", NEAREST)) if record else None, nbytes=layer.nbytes,
-            float_bytes=layer.values * layer.dtype.itemsize, record=_numbers_in(record, NUMBERS),
+            module=layer.module,
+            scheme=str(layer.weight),
+            shape=layer.shape,
+            values=layer.values,
+            method=str(record.get("method", NEAREST)) if record else None,
+            nbytes=layer.nbytes,
+            float_bytes=layer.values * layer.dtype.itemsize,
+            record=_numbers_in(record, NUMBERS),
             loss=_numbers_in(record.get("loss"), _LOSS),
             sample=None if files is None else _sample(layer, files),
-        )  # fmt: skip
+        )
 
 
 def _sample(layer: StoredLayer, files: OpenFiles) -> CodeSample | None:

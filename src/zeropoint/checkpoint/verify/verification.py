@@ -189,9 +189,14 @@ def verify(
     stored = _layers(source, original)
     limits = limits.reserve(source.entries, None if original is None else original.source.entries)
     problems += [
-        *stored.problems, *index_problems(source), *unlisted(source, stored), *idle_targets(source, stored),
-        *cache_problems(source, stored), *contradictions(source, stored), *claims_of_files(source),
-    ]  # fmt: skip
+        *stored.problems,
+        *index_problems(source),
+        *unlisted(source, stored),
+        *idle_targets(source, stored),
+        *cache_problems(source, stored),
+        *contradictions(source, stored),
+        *claims_of_files(source),
+    ]
     if original is not None:
         if manifest is not None and any(manifest.method(m) in OF_CODES for m in stored.modules):
             original = original.converted(stored)

@@ -215,10 +215,14 @@ class _Rounding:
         bounds = grid.levels if grid.has_steps else grid.bounds
         last = len(grid.levels) - 1
         self.tensors = GridTensors(
-            levels=grid.levels, last=last, bounds=bounds, scales=_transposed(grid.scale),
-            offsets=_transposed(grid.all_offsets), zeros=_transposed(grid.all_zeros),
+            levels=grid.levels,
+            last=last,
+            bounds=bounds,
+            scales=_transposed(grid.scale),
+            offsets=_transposed(grid.all_offsets),
+            zeros=_transposed(grid.all_zeros),
             block_of=grid.block_of.contiguous(),
-        )  # fmt: skip
+        )
         narrow = grid.scale.dtype is torch.float32
         self.step = BlockStep(kind, grid.has_steps, last.bit_length(), narrow, _LANES)
 

@@ -131,8 +131,11 @@ def _bits_of(struct: Struct, bits: int) -> list[list[Bit]]:
     found = [
         [bit for part in field if isinstance(part, Bits) for bit in _bits(part)] for field in struct.fields
     ]
-    packed = [bit._replace(number=bit.number // 8 * bits + bit.number % 8) for bit in found[0]
-              if bit.number % 8 < bits]  # fmt: skip
+    packed = [
+        bit._replace(number=bit.number // 8 * bits + bit.number % 8)
+        for bit in found[0]
+        if bit.number % 8 < bits
+    ]
     return [packed, *found[1:]]
 
 

@@ -122,9 +122,12 @@ class LinearCodes:
         return layer
 
     def multiply(
-        self, x: torch.Tensor, given: Params | None, layer: tuple[torch.Tensor, Params, torch.Tensor | None],
+        self,
+        x: torch.Tensor,
+        given: Params | None,
+        layer: tuple[torch.Tensor, Params, torch.Tensor | None],
         out: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Write the product without synchronizing; nonzero notes: there is none."""
         (weight, params, bias), cols = layer, self._request.shape[1]
         tokens = x.numel() // cols
@@ -147,9 +150,13 @@ def input_request(request: Request, tokens: int) -> Request:
     op = Op.QUANTIZE if request.given else Op.QUANTIZE_DYNAMIC
     shape = tokens, request.shape[1]
     return Request(
-        op=op, scheme=request.source, shape=shape, dtype=request.dtype, own_dtype=request.dtype,
+        op=op,
+        scheme=request.source,
+        shape=shape,
+        dtype=request.dtype,
+        own_dtype=request.dtype,
         device=request.device,
-    )  # fmt: skip
+    )
 
 
 def codes_refusal(request: Request) -> str | None:

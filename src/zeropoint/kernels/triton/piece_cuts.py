@@ -90,9 +90,13 @@ def pieces_of(
     known = block if even and block >= PIECE and block & (block - 1) == 0 and tile % block == 0 else 0
     cut = PieceCut(cols, -(-cols * width // 8), tiles, block, row_blocks, *mapping)
     made = PieceShape(
-        pieces=pieces, block=known, single=row_blocks == 1 or block % tile == 0, even=even,
-        joined=joined, own=own or joined,
-    )  # fmt: skip
+        pieces=pieces,
+        block=known,
+        single=row_blocks == 1 or block % tile == 0,
+        even=even,
+        joined=joined,
+        own=own or joined,
+    )
     return Pieces(cut=cut, shape=made, programs=rows * tiles, warps=warps)
 
 

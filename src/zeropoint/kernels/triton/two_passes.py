@@ -40,9 +40,13 @@ class TwoPasses:
         self._scales = Start("matrix_tiles.block_scales", blocks, constants._replace(cut=blocks.shape))
 
     def __call__(
-        self, x: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, coarse: torch.Tensor,
+        self,
+        x: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor,
+        coarse: torch.Tensor,
         notes: torch.Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write scales and zero points; notes: of :func:`new_notes`."""
         found, least, most = notes[_NOTES:].view(3, -1)
         self._extremes(words(x), found, least, most)

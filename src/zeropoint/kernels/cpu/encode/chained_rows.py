@@ -167,9 +167,8 @@ def _store_levels(
     _, levels, ladder, outs = arrays
     row, width, before = place
     begin, count = (chain.scales, chain.offsets) if offsets else (ZERO, chain.scales)
-    values, ideal, largest, outer = (
-        room[:BLOCKS], room[BLOCKS : 2 * BLOCKS], room[2 * BLOCKS : 3 * BLOCKS], room[3 * BLOCKS :]
-    )  # fmt: skip
+    values, ideal = room[:BLOCKS], room[BLOCKS : 2 * BLOCKS]
+    largest, outer = room[2 * BLOCKS : 3 * BLOCKS], room[3 * BLOCKS :]
     own = np.int64(begin)
     fine = unpack_level(levels, own)
     if count == ONE:

@@ -100,7 +100,7 @@ def _subtract_rows(h: Any, pitch: Any, end: Any, steps: Any, minus: Any, kept: A
     for column in range(top, end, _WIDE):
         b = column * _BLOCK
         for row in range(top, min(bottom, column + _WIDE), _HIGH):
-            add_products(h, row * pitch + column, pitch, minus, row * _BLOCK, kept, b, steps)
+            add_products((h, row * pitch + column, pitch), (minus, row * _BLOCK), (kept, b), steps)
 
 
 @device

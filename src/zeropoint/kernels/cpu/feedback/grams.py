@@ -110,7 +110,7 @@ def add_tiles(x: Any, y: Any, sizes: Any, places: Any, sums: Any, first: Any, la
                     if same and (panel + ONE) * _PANEL <= row:
                         continue
                     a = (chunk * x_panels + row // _PANEL) * depth + row % _PANEL
-                    add_float32_sums(sums, row * pitch + panel * _PANEL, pitch, x, a, y, b, steps)
+                    add_float32_sums((sums, row * pitch + panel * _PANEL, pitch), (x, a), (y, b), steps)
 
 
 @device

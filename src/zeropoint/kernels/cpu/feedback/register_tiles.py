@@ -16,7 +16,7 @@ from numba.core import cgutils
 
 from ..linear.panels import spread
 from ..linear.products import add_product
-from ..machine.intrinsics import F32, F64, I64, address, primitive, x86_has
+from ..machine.intrinsics import F32, F64, I64, address, flattened, primitive, x86_has
 
 _tools: Any = cgutils  # has no types
 
@@ -46,7 +46,8 @@ class _Tile:
     """IR writer of a tile; arguments are the primitives'."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any, lane: Any) -> None:
-        self.context, self.builder, self.types, self.args = context, builder, signature.args, args
+        self.context, self.builder = context, builder
+        self.types, self.args = flattened(builder, signature, args)
         register = _register_bytes()
         self.lane, self.bytes = lane, 8 if lane == F64 else 4
         self.lanes = register // self.bytes
@@ -112,57 +113,53 @@ def _rounded_twice(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 
 @primitive
-def add_products(
-    typingctx: Any, sums: Any, place: Any, pitch: Any, a: Any, at: Any, b: Any, begin: Any, steps: Any
-) -> Any:
+def add_products(typingctx: Any, sums: Any, a: Any, b: Any, steps: Any) -> Any:
     """Add ``steps`` products to sums, each rounded before it is added.
 
-    Sums are ``sums[place + r * pitch + n]``. All float64. a: HIGH numbers a step, from ``at`` on. b: WIDE
-    numbers a step, from ``begin`` on.
+    sums: (array, place, pitch), of the sums ``array[place + r * pitch + n]``. a, b: (array, place), HIGH and
+    WIDE numbers a step. All float64.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tile, totals = _Tile(context, builder, signature, args, F64), None
+        tile = _Tile(context, builder, signature, args, F64)
+        _, place, pitch, _, at, _, begin, steps = tile.args
         for row, lane in tile.parts(WIDE):
             totals = tile.variables()
-            for r, v, index in tile.vectors_of(args[1], args[2], row, lane):
+            for r, v, index in tile.vectors_of(place, pitch, row, lane):
                 builder.store(tile.load(0, index, tile.kind), totals[r][v])
-            high = _Operand(3, builder.add(args[4], I64(row)), HIGH)
-            wide = _Operand(5, builder.add(args[6], I64(lane)), WIDE)
-            tile.add_steps(totals, high, wide, args[7], _rounded_twice)
-            for r, v, index in tile.vectors_of(args[1], args[2], row, lane):
+            high = _Operand(3, builder.add(at, I64(row)), HIGH)
+            wide = _Operand(5, builder.add(begin, I64(lane)), WIDE)
+            tile.add_steps(totals, high, wide, steps, _rounded_twice)
+            for r, v, index in tile.vectors_of(place, pitch, row, lane):
                 tile.store(0, index, builder.load(totals[r][v]))
         return context.get_dummy_value()
 
-    number = types.uint64
-    return types.void(sums, number, number, a, number, b, number, number), codegen
+    return types.void(sums, a, b, types.uint64), codegen
 
 
 @primitive
-def add_float32_sums(
-    typingctx: Any, sums: Any, place: Any, pitch: Any, x: Any, at: Any, y: Any, begin: Any, steps: Any
-) -> Any:
+def add_float32_sums(typingctx: Any, sums: Any, x: Any, y: Any, steps: Any) -> Any:
     """Add float32 sums of ``steps`` products to float64 sums.
 
-    Those are ``sums[place + r * pitch + n]``. Products must be exact in float32: then it does not matter
-    whether they are rounded before they are added. x, y: float32, PANEL numbers a step, of which those from
-    ``at`` and ``begin`` on are HIGH and PANEL.
+    Products must be exact in float32: then it does not matter whether they are rounded before they are added.
+    sums: as of :func:`add_products`. x, y: (array, place), float32, PANEL numbers a step, of which HIGH and
+    PANEL from the place on are read.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = _Tile(context, builder, signature, args, F32)
+        _, place, pitch, _, at, _, begin, steps = tile.args
         double = ir.VectorType(F64, tile.lanes)
         for row, lane in tile.parts(PANEL):
             totals = tile.variables()
             for variable in (variable for each in totals for variable in each):
                 builder.store(ir.Constant(tile.kind, [0.0] * tile.lanes), variable)
-            high = _Operand(3, builder.add(args[4], I64(row)), PANEL)
-            wide = _Operand(5, builder.add(args[6], I64(lane)), PANEL)
-            tile.add_steps(totals, high, wide, args[7], add_product)
-            for r, v, index in tile.vectors_of(args[1], args[2], row, lane):
+            high = _Operand(3, builder.add(at, I64(row)), PANEL)
+            wide = _Operand(5, builder.add(begin, I64(lane)), PANEL)
+            tile.add_steps(totals, high, wide, steps, add_product)
+            for r, v, index in tile.vectors_of(place, pitch, row, lane):
                 found = builder.fpext(builder.load(totals[r][v]), double)
                 tile.store(0, index, builder.fadd(tile.load(0, index, double), found))
         return context.get_dummy_value()
 
-    number = types.uint64
-    return types.void(sums, number, number, x, number, y, number, number), codegen
+    return types.void(sums, x, y, types.uint64), codegen

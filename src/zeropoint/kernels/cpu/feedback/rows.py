@@ -173,7 +173,7 @@ def _add_block(
 ) -> None:
     """Add the errors of ``steps`` columns to a tile of columns."""
     to = panel * pitch + tile * _HIGH * _WIDE
-    add_products(numbers, to, _WIDE, packed, tile * _BLOCK * _HIGH, errors, own, steps)
+    add_products((numbers, to, _WIDE), (packed, tile * _BLOCK * _HIGH), (errors, own), steps)
 
 
 @device
@@ -264,7 +264,7 @@ def move_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> 
         for tile in range(begin, end):
             done = min((tile - begin + ONE) * _HIGH, steps)
             to, at = p * pitch + tile * _HIGH * _WIDE, (tile * _BLOCK + done) * _HIGH
-            add_products(products, to, _WIDE, packed, at, moves, done * _WIDE, steps - done)
+            add_products((products, to, _WIDE), (packed, at), (moves, done * _WIDE), steps - done)
         for tile in range(tiles):
             if tile < begin or tile >= end:
                 _add_block(products, p, pitch, packed, moves, ZERO, tile, steps)

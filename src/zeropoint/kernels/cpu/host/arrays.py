@@ -84,9 +84,8 @@ class _Memory:
         place = tensor.data_ptr()
         if place == 0 and size:
             raise DtypeError(f"tensor (shape {tuple(tensor.shape)}) has no memory: its storage was freed")
-        self.__array_interface__ = {
-            "data": (place, False), "shape": (size,), "typestr": kind or _BYTE, "version": 3
-        }  # fmt: skip
+        memory = {"data": (place, False), "shape": (size,), "typestr": kind or _BYTE, "version": 3}
+        self.__array_interface__ = memory
 
 
 def flat_array(x: torch.Tensor) -> Any:
@@ -165,9 +164,12 @@ def levels_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Lev
 
 
 def _products(
-    scheme: Scheme, levels: tuple[ScaleLevel, ...], tensors: Params, shape: tuple[int, ...],
+    scheme: Scheme,
+    levels: tuple[ScaleLevel, ...],
+    tensors: Params,
+    shape: tuple[int, ...],
     dtype: torch.dtype,
-) -> torch.Tensor | None:  # fmt: skip
+) -> torch.Tensor | None:
     """Float32 products of two levels per block; None: left to torch."""
     found = _levels(scheme, levels, shape, dtype) if len(levels) == LEVEL_PAIR else None
     if found is None:

@@ -57,9 +57,13 @@ class GivenCall:
     """
 
     def __init__(
-        self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype,
+        self,
+        scheme: Scheme,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        own_dtype: torch.dtype,
         code_range: tuple[int, int] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         view, element = view_of(scheme, shape, dtype), lowering.element_of(scheme, own_dtype, multiply=False)
         assert isinstance(view, View)
         if code_range is not None:
@@ -142,13 +146,8 @@ class GivenCall:
         share(entries.fake_quantize_backward, (self.descriptor, bounds, *arrays), self.rows, self.count)
 
 
-@functools.lru_cache(maxsize=1024)
-def given_call(
-    scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, own_dtype: torch.dtype,
-    code_range: tuple[int, int] | None,
-) -> GivenCall:  # fmt: skip
-    """Return the call under parameters that each run brings."""
-    return GivenCall(scheme, shape, dtype, own_dtype, code_range)
+given_call = functools.lru_cache(maxsize=1024)(GivenCall)
+"""Look up the call under parameters that each run brings."""
 
 
 class LevelsCall:
@@ -190,9 +189,13 @@ class OnePass:
     """
 
     def __init__(
-        self, scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, view: View,
+        self,
+        scheme: Scheme,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        view: View,
         searched: tuple[Any, ...] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._searched = searched
         rule = lowering.rule_of(scheme, dtype)
         multiply = rule.how is How.POWER and isinstance(scheme.element, FloatFormat)
@@ -216,9 +219,13 @@ class OnePass:
         return other
 
     def run(
-        self, x: torch.Tensor, data: torch.Tensor, params: Params, memory: ScaleMemory,
+        self,
+        x: torch.Tensor,
+        data: torch.Tensor,
+        params: Params,
+        memory: ScaleMemory,
         coarse: float | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Write codes, scales and zero points; coarse: given scale of the tensor.
 
         Returns OK, BAD_VALUE or BAD_SCALE; after the latter two what was written means nothing.

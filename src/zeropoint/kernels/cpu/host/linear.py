@@ -69,9 +69,8 @@ class LinearKernel:
         """Build the layer, which reads these tensors' memory each call."""
         request, (rows, cols) = self._request, self._request.shape
         # Names of this function, which a call reads faster than attributes.
-        kernel, numbers, cut_for, source, like = (
-            self._kernel, self._numbers, self._cut_for, self._source, self._like
-        )  # fmt: skip
+        kernel, numbers, cut_for = self._kernel, self._numbers, self._cut_for
+        source, like = self._source, self._like
 
         def arrays() -> tuple[Any, Any, Any]:
             of_bias = NO_BIAS if bias is None else flat_array(bias.detach().float())

@@ -67,13 +67,14 @@ def search_params(
 def decoded(x: torch.Tensor, params: QuantizationParams) -> torch.Tensor:
     """Decode the codes of ``x`` under parameters, in the wide dtype."""
     encoding = Request(
-        op=Op.QUANTIZE, scheme=params.scheme, shape=tuple(x.shape), dtype=x.dtype, own_dtype=x.dtype,
+        op=Op.QUANTIZE,
+        scheme=params.scheme,
+        shape=tuple(x.shape),
+        dtype=x.dtype,
+        own_dtype=x.dtype,
         device=x.device,
-    )  # fmt: skip
-    decoding = Request(
-        op=Op.DEQUANTIZE, scheme=params.scheme, shape=tuple(x.shape), dtype=wide_dtype(x.dtype),
-        own_dtype=x.dtype, device=x.device,
-    )  # fmt: skip
+    )
+    decoding = replace(encoding, op=Op.DEQUANTIZE, dtype=wide_dtype(x.dtype))
     values: torch.Tensor = kernel_of(decoding).run(kernel_of(encoding).run(x, params.stored), params.stored)
     return values
 
@@ -297,7 +298,7 @@ def fitted_rows(rows: Floats, weights: Floats | None, count: int) -> Floats:
     if length > EXACT:
         return block_tables.fitted_rows(rows, weights, count)
     slots, tables = parts_for(blocks, rows.size), np.empty((blocks, count))
-    doubles, choices = np.empty((slots, 7, length + 1)), np.empty((slots, count, length + 1), np.int32)
+    doubles, choices = np.empty((slots, 6, length + 1)), np.empty((slots, count, length + 1), np.int32)
     given = np.zeros((1, 1)) if weights is None else np.ascontiguousarray(weights)
     args = np.ascontiguousarray(rows), given, np.uint64(slots), doubles, choices, tables
     share(entries.fit_tables, args, slots, rows.size)

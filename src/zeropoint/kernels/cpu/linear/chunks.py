@@ -157,21 +157,18 @@ def multiply_tile(operands: Any, rows: Any, high: Any, columns: Any, out: Any, p
     lanes, groups = lanes_of(codes), matrix.groups
     if matrix.grouped:
         steps = matrix.group // lanes
+        columns_of, own = (weight, begin), (scales, scale_at)
         if high == ONE:
-            multiply_groups(
-                codes, at[:1], weight, begin, steps, starts, start[:1], out, places[:1], scales, scale_at,
-                groups,
-            )  # fmt: skip
+            one, begun = (codes, at[:1]), (starts, start[:1])
+            multiply_groups(one, columns_of, steps, begun, (out, places[:1]), own, groups)
         else:
-            multiply_groups(
-                codes, at, weight, begin, steps, starts, start, out, places, scales, scale_at, groups
-            )
+            multiply_groups((codes, at), columns_of, steps, (starts, start), (out, places), own, groups)
         return
     steps = matrix.cols // lanes
     if high == ONE:
-        multiply_rows(codes, at[:1], weight, begin, steps, starts, start[:1], out, places[:1])
+        multiply_rows((codes, at[:1]), (weight, begin), steps, (starts, start[:1]), (out, places[:1]))
     else:
-        multiply_rows(codes, at, weight, begin, steps, starts, start, out, places)
+        multiply_rows((codes, at), (weight, begin), steps, (starts, start), (out, places))
     done = steps * lanes
     if done < matrix.cols:
         for r in range(high):
@@ -247,13 +244,12 @@ def multiply_panels(
                 for g in range(groups):
                     own_scales[g * WIDE + c] = scales[(n + c) * groups + g]
         for row in range(ZERO, count, FOUR):
-            at, to = row * cols, begin + row * pitch + n - columns[0]
+            four, begun = (codes, row * cols, cols), (starts, row)
+            target = out, begin + row * pitch + n - columns[0], pitch
             if matrix.grouped:
-                multiply_panel_groups(
-                    codes, at, cols, panel, starts, row, steps, out, to, pitch, own_scales, groups
-                )
+                multiply_panel_groups(four, panel, begun, steps, target, own_scales, groups)
             else:
-                multiply_panel(codes, at, cols, panel, starts, row, steps, out, to, pitch)
+                multiply_panel(four, panel, begun, steps, target)
 
 
 @device

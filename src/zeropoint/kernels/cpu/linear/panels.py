@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ..machine.intrinsics import F32, I8, I32, I64, address, primitive
+from ..machine.intrinsics import F32, I8, I32, I64, address, flattened, primitive
 from .products import HIGH, QUADS, SHIFT, add_product, add_quads, shuffled, sums_of_lanes, zeroed
 
 _tools: Any = cgutils  # has no types
@@ -82,8 +82,9 @@ class _Tile:
     """IR writer of code rows by a panel; arguments are the primitives'."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
-        self.context, self.builder, self.types, self.args = context, builder, signature.args, args
-        firsts = [builder.add(args[1], builder.mul(args[2], I64(r))) for r in range(HIGH)]
+        self.context, self.builder = context, builder
+        self.types, self.args = flattened(builder, signature, args)
+        firsts = [builder.add(self.args[1], builder.mul(self.args[2], I64(r))) for r in range(HIGH)]
         self._codes = [self.place(0, at, I32) for at in firsts]
 
     def place(self, which: int, index: Any, lane: Any) -> Any:
@@ -138,30 +139,26 @@ class _Tile:
 
 
 @primitive
-def multiply_panel(
-    typingctx: Any, codes: Any, row: Any, cols: Any, panel: Any, starts: Any, top: Any, steps: Any, out: Any,
-    place: Any, pitch: Any,
-) -> Any:  # fmt: skip
+def multiply_panel(typingctx: Any, codes: Any, panel: Any, starts: Any, steps: Any, out: Any) -> Any:
     """Write bits of the sums of products of four rows and panel.
 
-    They lie at ``out[place + r * pitch + n]``. codes: int8; row r begins at ``row + r * cols``. starts:
-    int32, 16 lanes a row, from row ``top`` on. steps: in a row. out: float32.
+    codes: (int8 array, row, cols); row r begins at ``row + r * cols``. starts: (int32 array, top), 16 lanes a
+    row, from row ``top`` on. steps: in a row. out: (float32 array, place, pitch), of the sums
+    ``array[place + r * pitch + n]``.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = _Tile(context, builder, signature, args)
-        tile.store(tile.add_group(I64(0), I64(1), args[6]), (7, 8, 9))
+        tile.store(tile.add_group(I64(0), I64(1), tile.args[6]), (7, 8, 9))
         return context.get_dummy_value()
 
-    number = types.uint64
-    return types.void(codes, number, number, panel, starts, number, number, out, number, number), codegen
+    return types.void(codes, panel, starts, types.uint64, out), codegen
 
 
 @primitive
 def multiply_panel_groups(
-    typingctx: Any, codes: Any, row: Any, cols: Any, panel: Any, starts: Any, top: Any, steps: Any, out: Any,
-    place: Any, pitch: Any, scales: Any, groups: Any,
-) -> Any:  # fmt: skip
+    typingctx: Any, codes: Any, panel: Any, starts: Any, steps: Any, out: Any, scales: Any, groups: Any
+) -> Any:
     """Write :func:`multiply_panel` results as sums of groups times their scales.
 
     starts: 16 lanes a row and group. steps: of a group. scales: float32, for each group those of the panel's
@@ -171,8 +168,9 @@ def multiply_panel_groups(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = _Tile(context, builder, signature, args)
         results = tile.variables(_FLOATS)
-        with _tools.for_range(builder, args[11]) as group:
-            totals, at = tile.add_group(group.index, args[11], args[6]), builder.mul(group.index, I64(PANEL))
+        with _tools.for_range(builder, tile.args[11]) as group:
+            totals = tile.add_group(group.index, tile.args[11], tile.args[6])
+            at = builder.mul(group.index, I64(PANEL))
             for v in range(VECTORS):
                 scale = builder.load(tile.place(10, builder.add(at, I64(LANES * v)), _FLOATS))
                 scale.align = 4
@@ -183,7 +181,4 @@ def multiply_panel_groups(
         tile.store(results, (7, 8, 9))
         return context.get_dummy_value()
 
-    number = types.uint64
-    return types.void(
-        codes, number, number, panel, starts, number, number, out, number, number, scales, number
-    ), codegen
+    return types.void(codes, panel, starts, types.uint64, out, scales, types.uint64), codegen

@@ -26,7 +26,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ..machine.intrinsics import F32, I8, I16, I32, I64, address, primitive, x86_has
+from ..machine.intrinsics import F32, I8, I16, I32, I64, address, flattened, primitive, x86_has
 
 _tools: Any = cgutils  # has no types
 
@@ -137,8 +137,9 @@ class _Tile:
     """IR writer of a tile; arguments are the primitives', by number."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
-        self.context, self.builder, self.types, self.args = context, builder, signature.args, args
-        self.high, dtype = signature.args[1].count, signature.args[0].dtype
+        self.context, self.builder = context, builder
+        self.types, self.args = flattened(builder, signature, args)
+        self.high, dtype = self.types[1].count, self.types[0].dtype
         self.kind, self.floats = _KINDS[dtype], dtype == types.float32
         self.results = ir.VectorType(F32, self.kind.sums)
         self._sums = self.results if self.floats else ir.VectorType(I32, self.kind.sums)
@@ -331,15 +332,12 @@ def start_sums(typingctx: Any, codes: Any, at: Any, steps: Any, starts: Any, pla
 
 
 @primitive
-def multiply_rows(
-    typingctx: Any, codes: Any, rows: Any, weight: Any, columns: Any, steps: Any, starts: Any, start_at: Any,
-    out: Any, places: Any,
-) -> Any:  # fmt: skip
+def multiply_rows(typingctx: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any) -> Any:
     """Write bits of int32 sums of products, row r by column c.
 
-    They lie at ``out[places[r] + c]``. codes: row r begins at ``rows[r]``. weight: bytes, read as int8;
-    column c begins at ``columns[c]``. steps: in a row. starts: int32; sums of row r begin with 16 lanes from
-    ``start_at[r]`` on where codes are int8. out: float32.
+    Operands are pairs of an array and places. codes: row r begins at ``places[r]``. weight: bytes, read as
+    int8; column c begins at ``places[c]``. steps: in a row. starts: int32; sums of row r begin with 16 lanes
+    from ``places[r]`` on where codes are int8. out: float32, the sums from ``places[r]`` on.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -347,18 +345,17 @@ def multiply_rows(
         tile.store(tile.added(tile.add_group(I64(0))))
         return context.get_dummy_value()
 
-    return types.void(codes, rows, weight, columns, types.uint64, starts, start_at, out, places), codegen
+    return types.void(codes, weight, types.uint64, starts, out), codegen
 
 
 @primitive
 def multiply_groups(
-    typingctx: Any, codes: Any, rows: Any, weight: Any, columns: Any, steps: Any, starts: Any, start_at: Any,
-    out: Any, places: Any, scales: Any, scale_at: Any, groups: Any,
-) -> Any:  # fmt: skip
+    typingctx: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any, scales: Any, groups: Any
+) -> Any:
     """Write sums over groups of products times the group's scale.
 
-    They lie at ``out[places[r] + c]``. steps: of one group. starts: the next group's follow. scales:
-    float32; column c's begin at ``scale_at[c]``. Lanes of floats are scaled before they are added;
+    Operands: as of :func:`multiply_rows`. steps: of one group. starts: the next group's follow. scales:
+    float32; column c's begin at ``places[c]``. Lanes of floats are scaled before they are added;
     sums of integers are added first, which is the order of a panel's (:mod:`.panels`).
     """
 
@@ -366,27 +363,14 @@ def multiply_groups(
         tile = _Tile(context, builder, signature, args)
         if tile.floats:
             lanes = tile.variables(tile.results)
-            with _tools.for_range(builder, args[11]) as group:
+            with _tools.for_range(builder, tile.args[11]) as group:
                 tile.scale_lanes(lanes, tile.add_group(group.index), group.index)
             tile.store(tile.added(lanes))
             return context.get_dummy_value()
         results = zeroed(builder, ir.VectorType(F32, 4), -(-tile.high * tile.kind.wide // 4))
-        with _tools.for_range(builder, args[11]) as group:
+        with _tools.for_range(builder, tile.args[11]) as group:
             tile.scale_sums(results, tile.add_group(group.index), group.index)
         tile.store([builder.load(result) for result in results])
         return context.get_dummy_value()
 
-    return types.void(
-        codes,
-        rows,
-        weight,
-        columns,
-        types.uint64,
-        starts,
-        start_at,
-        out,
-        places,
-        scales,
-        scale_at,
-        types.uint64,
-    ), codegen
+    return types.void(codes, weight, types.uint64, starts, out, scales, types.uint64), codegen

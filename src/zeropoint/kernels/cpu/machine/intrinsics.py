@@ -142,6 +142,17 @@ def address(context: Any, builder: Any, array_type: Any, array: Any, index: Any,
     return builder.bitcast(builder.gep(view.data, [index]), bits.as_pointer())
 
 
+def flattened(builder: Any, signature: Any, args: Any) -> tuple[list[Any], list[Any]]:
+    """Types and values of a primitive's arguments, tuples as their items."""
+    kinds: list[Any] = []
+    values: list[Any] = []
+    for kind, value in zip(signature.args, args, strict=True):
+        items = isinstance(kind, types.BaseTuple)
+        kinds += kind.types if items else [kind]
+        values += [builder.extract_value(value, n) for n in range(kind.count)] if items else [value]
+    return kinds, values
+
+
 def _scratch(typingctx: Any, count: Any, dtype: Any) -> Any:
     """Uninitialized array of ``count`` (constant) numbers on the kernel's stack.
 

@@ -1,0 +1,43 @@
+"""Names that budgets and data need, imported on first use (PEP 562).
+
+They load models, graphs and measures of quality, a fifth of the package, which a plain quantization does
+without.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..checkpoint.model.cache_scales import require_keys as require_keys
+    from ..checkpoint.model.calibration import calibrated as calibrated
+    from ..checkpoint.model.calibration import mean_squares as mean_squares
+    from ..checkpoint.model.calibration import require_text as require_text
+    from ..checkpoint.model.graph_export import exported_graph as exported_graph
+    from ..checkpoint.model.importance import mean_squares_of_file as mean_squares_of_file
+    from ..checkpoint.model.importance import takes_importance as takes_importance
+    from ..checkpoint.model.statistics_file import SavedStatistics as SavedStatistics
+    from .evolution import by_evolution as by_evolution
+    from .solving_runs import written_by_data as written_by_data
+    from .weighing import weigh_by as weigh_by
+
+_OWNERS = {
+    "require_keys": "checkpoint.model.cache_scales",
+    **dict.fromkeys(("calibrated", "mean_squares", "require_text"), "checkpoint.model.calibration"),
+    "exported_graph": "checkpoint.model.graph_export",
+    **dict.fromkeys(("mean_squares_of_file", "takes_importance"), "checkpoint.model.importance"),
+    "SavedStatistics": "checkpoint.model.statistics_file",
+    "by_evolution": "search.evolution",
+    "written_by_data": "search.solving_runs",
+    "weigh_by": "search.weighing",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Return a name of the modules above; keep it."""
+        if name not in _OWNERS:
+            raise AttributeError(name)
+        value = globals()[name] = getattr(import_module(f"..{_OWNERS[name]}", __package__), name)
+        return value

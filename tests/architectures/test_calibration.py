@@ -1,0 +1,58 @@
+"""Every causal architecture of transformers runs on data here, block by block, and its weights are solved."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.architectures.sweep import built
+from tests.architectures.trial import quiet, save
+
+import zeropoint as zp
+from zeropoint.codecs.compressed_tensors.tested import swept
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+
+CAUSAL = [
+    row["model_type"]
+    for row in swept()
+    if row["compared"] == "outputs" and ("ForCausalLM" in row["class"] or "LMHead" in row["class"])
+]
+_OTHERS = "is no Linear layer of the model"
+REFUSED = {
+    "blt": "has no attribute 'hidden_size'",
+    "flaubert": "received no finite number",  # its layers are in several lists, none of which is a chain
+    "git": "name blocks that run once each",  # the longest list is of images
+    "gpt-sw3": "a transposed Conv1D weight",
+    "gpt2": "a transposed Conv1D weight",
+    "hrm_text": "together with others, or transposed",
+    "inkling2_text": "together with others, or transposed",
+    "inkling_text": _OTHERS,
+    "jamba": "the model uses its weight past it",
+    "jetmoe": _OTHERS,
+    "llama4_text": _OTHERS,
+    "longcat_flash": _OTHERS,
+    "openai-gpt": "a transposed Conv1D weight",
+}
+"""What is said of a model that is not solved."""
+
+
+@pytest.mark.parametrize("model_type", CAUSAL)
+def test_a_causal_model_is_solved_on_data(model_type: str, tmp_path: Path) -> None:
+    found = built(model_type)
+    assert not isinstance(found, str), found
+    with quiet():
+        source = save(found.animal, tmp_path / "in", torch.float32)
+    ids = torch.randint(3, 50, (8, 16), generator=torch.Generator().manual_seed(0))
+
+    def solved() -> zp.RunResult:
+        return zp.quantize_checkpoint(
+            source, tmp_path / "out", "int4:g16", method="gptq", calibration=ids, max_memory="24G", force=True
+        )
+
+    if model_type in REFUSED:
+        with pytest.raises(zp.ZeropointError, match=REFUSED[model_type]):
+            solved()
+        return
+    result = solved()
+    assert len(result.plan.solved) == len(result.plan.weights) > 0
+    assert result.notes[-1].startswith("KL divergence")
