@@ -293,3 +293,14 @@ def test_digits_of_blocks_are_joined_and_split_by_a_kernel() -> None:
         found = decoded("TQ1_0", lines.numpy())
         assert torch.equal(BLOCKS["TQ1_0"].encode(found), lines)
     assert torch.equal(found.data, wanted.data)
+
+
+def test_unused_codes_of_five_digits_join_as_in_the_reference() -> None:
+    q = zp.quantize(torch.randn(8, 1024, generator=torch.Generator().manual_seed(9)), BLOCKS["TQ1_0"].scheme)
+    for first in (0, 100, 8 * 4 * 52 - 1):
+        q.data.view(-1)[first] = 250
+        joined = []
+        for backend in ("reference", "cpu"):
+            with zp.only_backend(backend):
+                joined.append(BLOCKS["TQ1_0"].encode(q))
+        assert torch.equal(*joined)

@@ -195,7 +195,7 @@ def exact_sum(values: npt.NDArray[Any]) -> float:
         parts = values
     else:
         size, cuts = np.abs(values), np.arange(0, len(values), _FEW)
-        least = size.min(where=size > 0, initial=np.inf)
+        least = size.min() or size.min(where=size > 0, initial=np.inf)
         band = np.zeros(1, np.int64) if size.max() < least * 2.0**15 else np.frexp(values)[1] >> 4
         kept = (values if band.size == 1 else np.where(band == each, values, 0.0) for each in np.unique(band))
         parts = np.concatenate([np.add.reduceat(part, cuts, dtype=np.float64) for part in kept])

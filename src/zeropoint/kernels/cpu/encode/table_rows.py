@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import UInt8, UInt64
-from ..machine.bit_moves import FIVE, emit_digits
+from ..machine.base3 import FIVE, emit_digits
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.dispatch import by_dtype
 from ..machine.emit import emit_packed

@@ -21,7 +21,8 @@ from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
 from ..block_entries import move_bits
 from ..entries import turn_words
-from ..machine.bit_moves import FEW, FIVE, LEVELS, BitMove, BlockBytes
+from ..machine.base3 import FEW, FIVE
+from ..machine.bit_moves import LEVELS, BitMove, BlockBytes
 from ..machine.named_records import pack
 from ..machine.transposition import PANEL, ROWS
 from . import memory
@@ -118,9 +119,9 @@ def _moves(part: Bits | Digits) -> Iterable[Sequence[int]]:
     Or 32 signs.
     """
     if isinstance(part, Digits):
-        assert part.run % int(FEW) == 0
-        assert int(FIVE) - part.places in (0, 1)
-        return [(part.at, part.first, part.run, part.places, 0, 0, 0)]
+        few = int(FEW)
+        assert (part.run, part.places) == (few, few) or (part.run % 16, part.places) == (0, int(FIVE))
+        return [(part.at, part.first, part.run, 0, 0, 0, 0)]
     many = 32 if part.width == 1 else 8
     if part.run > 1 or part.shifts or (part.end - part.first) % many:
         return part.moves()

@@ -14,7 +14,7 @@ import numpy as np
 from ..encode.chained_steps import largest_bits
 from ..encode.group_extremes import GROUP, can_group, group_extremes
 from ..encode.step_access import StepTarget, put_words, values_at
-from ..machine.bit_moves import emit_digits
+from ..machine.base3 import emit_digits
 from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch

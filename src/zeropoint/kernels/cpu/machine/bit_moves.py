@@ -13,21 +13,14 @@ from numba import types
 from numba.core import cgutils
 
 from ....ops.lowering import Flag, Int64, UInt64
-from .byte_vectors import (
-    load_bytes,
-    load_four_bytes,
-    load_signs,
-    load_strided,
-    store_bytes,
-    store_four_bytes,
-    store_signs,
-)
+from .base3 import DIGITS, FIVE, emit_digits, join_digits, load_digits, split_digits
+from .byte_vectors import load_signs, store_signs
 from .emit import emit_packed
 from .intrinsics import I8, I16, I32, I64, address, device, inlined, load64, primitive, scratch, store64
 from .named_records import record_type, unpacker
 from .pack import apart, load_codes, steps_of, together
 from .tile import fetch_ahead
-from .vector import HALF, in_all_lanes, load_lanes, longs_of, octets_of, store_lanes, words_of
+from .vector import in_all_lanes, load_lanes, octets_of, store_lanes
 
 # It has no types.
 _tools: Any = cgutils
@@ -38,21 +31,7 @@ _TILE, _BLOCKS, _WHOLE = 8192, np.uint64(64), np.uint64(8)
 """Most values and most blocks that are moved at a time."""
 _ROOM = _TILE + 16
 """Values of a tile, and slack for the last whole word or vector."""
-FEW = np.uint64(4)
-"""Bytes of digits that are moved together where there are no 16; a run is a whole number of them."""
-FIVE = np.uint64(5)
-"""Digits of a code, of base 3."""
-_DIGITS: Any = np.array(
-    [sum(code // 3 ** (4 - n) % 3 << 8 * n for n in range(5)) for code in range(256)], np.uint64
-)
-"""The digits of each code as bytes, the highest one first."""
-VALUED_DIGITS: Any = np.where(np.arange(256) < 243, _DIGITS, np.uint64(0x0303030303))
-"""Likewise, with digits of 3 for unused codes, whose values are zeros."""
-_THREE, _SIGN = np.uint64(3), np.uint64(1)
-_PLACES = np.uint64(81 << 32 | 27 << 24 | 9 << 16 | 3 << 8 | 1)
-"""The fifth byte of its product with a word is the number whose digits are the first five bytes."""
-_WIDENS, _DROPS = np.uint32(34522), np.uint32(23)
-"""Times the one and without the bits of the other, ``256 * n + 242`` with n below 243 is divided by 243."""
+_SIGN = np.uint64(1)
 
 
 def _mover(word: Any, count: int) -> Any:
@@ -168,106 +147,6 @@ def _unpack_signs(
 
 
 @device
-def _join_digits(
-    numbers: Any, begin: Any, pitch: Any, lines: Any, at: Any, step: Any, move: Any, blocks: Any
-) -> None:
-    """Write bytes of digits; move: bytes, numbers of a byte.
-
-    See ``Digits`` in layout/bit_places.py.
-    """
-    run, places = move
-    fill, most = words_of(np.uint32(242)), words_of(_WIDENS)
-    last = words_of(np.uint32(0xFF) if places == FIVE else np.uint32(0))
-    for block in range(blocks):
-        source, target = begin + block * pitch, at + block * step
-        j = np.uint64(0)
-        while j < run:
-            total, from_here = words_of(np.uint32(0)), source + j
-            for _ in range(np.uint64(4)):
-                total = total + total + total + load_bytes(numbers, from_here)
-                from_here += run
-            total = total + total + total + (load_bytes(numbers, from_here) & last)
-            total = ((total << words_of(np.uint32(8))) + fill) * most >> words_of(_DROPS)
-            if j + HALF <= run:
-                store_bytes(lines, target + j, total)
-                j += HALF
-            else:
-                store_four_bytes(lines, target + j, total)
-                j += FEW
-
-
-@device
-def _split_digits(
-    lines: Any, at: Any, step: Any, numbers: Any, begin: Any, pitch: Any, move: Any, blocks: Any
-) -> None:
-    """Write the digits of bytes; the inverse of :func:`_join_digits`."""
-    run, places = move
-    low, eight = words_of(np.uint32(0xFF)), words_of(np.uint32(8))
-    for block in range(blocks):
-        source, target = at + block * step, begin + block * pitch
-        j = np.uint64(0)
-        while j < run:
-            wide = j + HALF <= run
-            rest = load_bytes(lines, source + j) if wide else load_four_bytes(lines, source + j)
-            place = target + j
-            for n in range(FIVE):
-                rest = rest + rest + rest
-                if wide and n < places:
-                    store_bytes(numbers, place, rest >> eight)
-                elif n < places:
-                    store_four_bytes(numbers, place, rest >> eight)
-                rest, place = rest & low, place + run
-            j += HALF if wide else FEW
-
-
-@device
-def load_digits(table: Any, data: Any, at: Any, blocks: Any, block: Any, numbers: Any) -> None:
-    """Write the digits of codes of five by a table.
-
-    Blocks end with their digits.
-    """
-    codes = (block + FIVE - np.uint64(1)) // FIVE
-    eights = codes // _WHOLE * _WHOLE
-    for b in range(blocks):
-        source, target = at + b * codes, b * block
-        for i in range(np.uint64(0), eights, _WHOLE):
-            word = load64(data, source + i)
-            for n in range(np.uint64(8)):
-                store64(numbers, target + (i + n) * FIVE, table[np.uint8(word >> (n * _WHOLE))])
-        for i in range(eights, codes):
-            store64(numbers, target + i * FIVE, table[data[source + i]])
-
-
-@inlined
-def _fives(x: Any) -> Any:
-    """Numbers whose base-3 digits are the lowest five bytes, in low bytes."""
-    twos = x + x + x + (x >> longs_of(np.uint64(8)))
-    fours = (twos << longs_of(np.uint64(3))) + twos + (twos >> longs_of(np.uint64(16)))
-    return fours + fours + fours + (x >> longs_of(np.uint64(32)))
-
-
-@device
-def emit_digits(numbers: Any, blocks: Any, block: Any, missing: Any, target: Any, at: Any) -> None:
-    """Write codes of five digits, highest first; missing: fills a block's last."""
-    whole, rest = block // FIVE, block % FIVE
-    eights = whole // _WHOLE * _WHOLE
-    codes = whole + (np.uint64(1) if rest > np.uint64(0) else np.uint64(0))
-    for b in range(blocks):
-        place, own = at + b * codes, b * block
-        for i in range(np.uint64(0), eights, _WHOLE):
-            store_bytes(target, place + i, _fives(load_strided(numbers, own + i * FIVE, FIVE)))
-        for i in range(eights, whole):
-            # No partial sum of the five products reaches a byte's end.
-            target[place + i] = np.uint8(load64(numbers, own + i * FIVE) * _PLACES >> np.uint64(32))
-        if rest > np.uint64(0):
-            code = np.uint64(0)
-            for i in range(FIVE):
-                digit = np.uint64(numbers[own + whole * FIVE + i]) if i < rest else missing
-                code = code * _THREE + digit
-            target[place + whole] = np.uint8(code)
-
-
-@device
 def _clear(target: Any, begin: Any, count: Any) -> None:
     for i in range(begin, begin + count):
         target[i] = np.uint8(0)
@@ -277,8 +156,8 @@ class BitMove(NamedTuple):
     """Move of the numbers of field ``n``; see :class:`zeropoint.layout.bit_places.Move`.
 
     Of one whose size is 0, 8 numbers follow one another bit by bit, or 32 of one bit each: its mask is how
-    many bits each has, and its flip the flipped bits of all. Of one whose mask is 0, numbers are digits: its
-    shift is how many of a byte are numbers.
+    many bits each has, and its flip the flipped bits of all. Of one whose mask is 0, numbers are digits of
+    ``size`` bytes.
     """
 
     n: Int64
@@ -332,12 +211,12 @@ def move_rows(data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, first:
         if joins:
             _clear(lines, start * nbytes, count * nbytes)
             if digits:
-                load_digits(_DIGITS, data, start * codes, count, block, room)
+                load_digits(DIGITS, data, start * codes, count, block, room)
             elif not whole:
                 load_codes(data, start * block * bits // _WHOLE, count * block, bits, room)
         else:
             fetch_ahead(lines, (start + per) * nbytes, count * nbytes)
-            for field in range(5):
+            for field in range(1 if digits else 0, 5):
                 begin = np.uint64(0) if field == 0 and not whole else start * pitches[field]
                 _clear(fields[field], begin, count * pitches[field])
         for m in range(len(moves) // _MOVE):
@@ -345,9 +224,9 @@ def move_rows(data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, first:
             at, pitch = start * nbytes + place, pitches[n]
             begin = (np.uint64(0) if n == 0 and not whole else start * pitch) + number
             if mask == 0 and joins:
-                _join_digits(fields[n], begin, pitch, lines, at, nbytes, (size, shift), count)
+                join_digits(fields[n], begin, pitch, lines, at, nbytes, size, count)
             elif mask == 0:
-                _split_digits(lines, at, nbytes, fields[n], begin, pitch, (size, shift), count)
+                split_digits(lines, at, nbytes, fields[n], begin, pitch, size, count)
             elif size == 0 and mask == _SIGN and joins:
                 _pack_signs(fields[n], begin, pitch, lines, at, nbytes, (low, flip), count)
             elif size == 0 and mask == _SIGN:

@@ -1,4 +1,4 @@
-"""Vectors from and to bytes: strided words, widened bytes, sign bits."""
+"""Vectors from and to bytes: strided words and sign bits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from llvmlite import ir
 from numba import types
 
 from .intrinsics import I8, I32, I64, address, primitive
-from .vector import LONGS, OCTETS, STEP, WORDS, indices
-
-_FOUR = ir.VectorType(I8, 4)
+from .vector import LONGS, OCTETS, STEP
 
 
 def _place(context: Any, builder: Any, signature: Any, args: Any, bits: Any) -> Any:
@@ -55,17 +53,6 @@ def store_strided(typingctx: Any, target: Any, at: Any, step: Any, value: Any) -
 
 
 @primitive
-def load_bytes(typingctx: Any, source: Any, at: Any) -> Any:
-    """Load 16 bytes as words."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = _place(context, builder, signature, args, ir.VectorType(I8, WORDS.count))
-        return builder.zext(_loaded(builder, place), WORDS.lanes)
-
-    return WORDS(source, types.uint64), codegen
-
-
-@primitive
 def store_bytes(typingctx: Any, target: Any, at: Any, value: Any) -> Any:
     """Store the low bytes of 16 words, or of 8 longs."""
 
@@ -75,31 +62,6 @@ def store_bytes(typingctx: Any, target: Any, at: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(target, types.uint64, value), codegen
-
-
-@primitive
-def load_four_bytes(typingctx: Any, source: Any, at: Any) -> Any:
-    """Load 4 bytes as words, again and again."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = _loaded(builder, _place(context, builder, signature, args, _FOUR))
-        value = builder.shuffle_vector(value, value, indices([0, 1, 2, 3] * (WORDS.count // 4)))
-        return builder.zext(value, WORDS.lanes)
-
-    return WORDS(source, types.uint64), codegen
-
-
-@primitive
-def store_four_bytes(typingctx: Any, target: Any, at: Any, value: Any) -> Any:
-    """Store the low bytes of the first 4 words."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first = builder.shuffle_vector(args[2], args[2], indices([0, 1, 2, 3]))
-        place = _place(context, builder, signature, args, _FOUR)
-        builder.store(builder.trunc(first, _FOUR), place).align = 1
-        return context.get_dummy_value()
-
-    return types.void(target, types.uint64, WORDS), codegen
 
 
 @primitive

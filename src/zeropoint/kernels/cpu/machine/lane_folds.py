@@ -84,7 +84,7 @@ def _swapper(distance: int) -> Any:
     return swap
 
 
-swapped_by_1, swapped_by_2, swapped_by_4, swapped_by_8 = (_swapper(1 << n) for n in range(4))
+swapped_by_1, swapped_by_2, swapped_by_4 = (_swapper(1 << n) for n in range(3))
 
 
 def _doubler(begin: int) -> Any:
@@ -104,21 +104,33 @@ def _doubler(begin: int) -> Any:
 first_doubled, second_doubled = _doubler(0), _doubler(LANES // 2)
 
 
-@primitive
-def even_lanes(typingctx: Any, a: Any, b: Any) -> Any:
-    """Lanes 0, 2, 4 ... of two vectors."""
+def _every_other(begin: int) -> Any:
+    """Build the choice of every other lane of two vectors."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.shuffle_vector(*args, indices(list(range(0, 2 * LANES, 2))))
+    @primitive
+    def choose(typingctx: Any, a: Any, b: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.shuffle_vector(*args, indices(list(range(begin, 2 * LANES, 2))))
 
-    return a(a, a), codegen
+        return a(a, a), codegen
+
+    return choose
 
 
-@primitive
-def first_lane(typingctx: Any, x: Any) -> Any:
-    """Lane 0."""
+even_lanes, odd_lanes = _every_other(0), _every_other(1)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.extract_element(args[0], I32(0))
 
-    return x.scalar(x), codegen
+def _lane(number: int) -> Any:
+    """Build the choice of one lane."""
+
+    @primitive
+    def lane(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.extract_element(args[0], I32(number))
+
+        return x.scalar(x), codegen
+
+    return lane
+
+
+first_lane, ninth_lane = _lane(0), _lane(8)

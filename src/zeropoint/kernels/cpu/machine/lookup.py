@@ -132,9 +132,10 @@ def _count_by_places(builder: Any, compare: Any, x: Any, thresholds: Any, lanes:
     """Bisect 15 thresholds four times, in vectors of all."""
     found = lanes([0] * lanes.count)
     for gap in (8, 4, 2, 1):
-        place = builder.add(found, lanes([gap - 1] * lanes.count))
-        beyond = compare(">", x, _picked_lanes(builder, thresholds, place, name))
-        found = builder.select(beyond, builder.add(place, lanes([1] * lanes.count)), found)
+        moved = indices([(n + gap - 1) % lanes.count for n in range(lanes.count)])
+        middle = _picked_lanes(builder, builder.shuffle_vector(thresholds, thresholds, moved), found, name)
+        more = builder.or_(found, lanes([gap] * lanes.count))
+        found = builder.select(compare(">", x, middle), more, found)
     return found
 
 
