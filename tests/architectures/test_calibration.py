@@ -18,20 +18,23 @@ CAUSAL = [
     if row["compared"] == "outputs" and ("ForCausalLM" in row["class"] or "LMHead" in row["class"])
 ]
 _OTHERS = "is no Linear layer of the model"
+_PAST = "received no calibration data"
 REFUSED = {
-    "blt": "has no attribute 'hidden_size'",
     "flaubert": "received no finite number",  # its layers are in several lists, none of which is a chain
     "git": "name blocks that run once each",  # the longest list is of images
     "gpt-sw3": "a transposed Conv1D weight",
     "gpt2": "a transposed Conv1D weight",
-    "hrm_text": "together with others, or transposed",
+    "gpt_neo": "does not build",  # its kinds of layers are spelled otherwise in memory
     "inkling2_text": "together with others, or transposed",
     "inkling_text": _OTHERS,
-    "jamba": "the model uses its weight past it",
     "jetmoe": _OTHERS,
     "llama4_text": _OTHERS,
     "longcat_flash": _OTHERS,
     "openai-gpt": "a transposed Conv1D weight",
+    "rwkv": "reads weights of blocks before these run",
+    "trocr": _PAST,  # a decoder that looks at no image
+    "xlm": "received no finite number",
+    "zamba": "not in the files under the name",
 }
 """What is said of a model that is not solved."""
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import CalibrationError, UnsupportedError, near_misses
@@ -201,6 +202,32 @@ def keeping(folder: Path | None, dtype: torch.dtype | None) -> Iterator[KeptValu
         yield KeptValues(Path(inside), dtype)
 
 
+class _InMemory(TorchDispatchMode):
+    """Raises UnsupportedError for weights that are read outside of their block."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, torch.Tensor) and x.nbytes and x.device.type != "meta" and not _memory_of(x):
+                raise UnsupportedError(
+                    "the model reads weights of blocks before these run, so that it does not run block by "
+                    "block; calibrate the model as a whole"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def _memory_of(x: torch.Tensor) -> int:
+    return x.untyped_storage().nbytes()
+
+
 class _DoneError(Exception):
     """Ends a run of the model once the block has run."""
 
@@ -306,7 +333,8 @@ class BlockChain:
             now.suspicious = not known
             if watch is not None:
                 watch.enabled = step == 0
-            with torch.no_grad():
+            # What a model does to all of its blocks, it does when it first runs.
+            with torch.no_grad(), _InMemory() if step == 0 and batch == 0 else nullcontext():
                 self._until_done(batch, batches[batch])
 
         stages = {block: BlockStage(block, at, stage) for at, (_, block) in enumerate(self.blocks)}

@@ -214,6 +214,15 @@ def test_experts_are_solved_from_few_random_tokens(tmp_path: Path) -> None:
     assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").ok
 
 
+def test_a_model_that_changes_all_blocks_before_they_run_is_refused(tmp_path: Path) -> None:
+    config = transformers.RwkvConfig(
+        vocab_size=512, hidden_size=64, num_hidden_layers=2, context_length=64, rescale_every=1
+    )
+    transformers.RwkvForCausalLM(config).save_pretrained(tmp_path / "in")
+    with pytest.raises(zp.UnsupportedError, match=r"^the model reads weights of blocks before these run"):
+        quantize(tmp_path / "in", tmp_path / "out", "int4:g32", method="gptq", ignore=())
+
+
 _FUSED = {
     "hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 512,

@@ -157,8 +157,9 @@ def tokens_digest_of(source: Source, given: Given, limits: Limits) -> str:
 
 def _sizes(model: Any) -> tuple[int, int]:
     """Return a model's longest input in tokens, and its vocabulary size."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
-    return longest, model.get_input_embeddings().num_embeddings
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    # XLNet says -1 for any length.
+    return longest if longest > 0 else 1 << 30, model.get_input_embeddings().num_embeddings
 
 
 def _rows(root: nn.Module) -> list[WeightRows]:
