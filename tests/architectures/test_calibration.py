@@ -19,8 +19,11 @@ CAUSAL = [
 ]
 _OTHERS = "is no Linear layer of the model"
 _PAST = "received no calibration data"
+_WIDE = "more than the process may take"  # their sizes are not made small
 REFUSED = {
+    "cpmant": _WIDE,
     "flaubert": "received no finite number",  # its layers are in several lists, none of which is a chain
+    "gemma3n_text": _WIDE,
     "git": "name blocks that run once each",  # the longest list is of images
     "gpt-sw3": "a transposed Conv1D weight",
     "gpt2": "a transposed Conv1D weight",
@@ -31,6 +34,7 @@ REFUSED = {
     "llama4_text": _OTHERS,
     "longcat_flash": _OTHERS,
     "openai-gpt": "a transposed Conv1D weight",
+    "phi4_multimodal": _WIDE,
     "rwkv": "reads weights of blocks before these run",
     "trocr": _PAST,  # a decoder that looks at no image
     "xlm": "received no finite number",
@@ -49,7 +53,7 @@ def test_a_causal_model_is_solved_on_data(model_type: str, tmp_path: Path) -> No
 
     def solved() -> zp.RunResult:
         return zp.quantize_checkpoint(
-            source, tmp_path / "out", "int4:g16", method="gptq", calibration=ids, max_memory="24G", force=True
+            source, tmp_path / "out", "int4:g16", method="gptq", calibration=ids, max_memory="6G", force=True
         )
 
     if model_type in REFUSED:
