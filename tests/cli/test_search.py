@@ -45,6 +45,19 @@ def test_a_document_says_what_each_layer_got_and_what_the_whole_takes(
     assert {"mixture", *CANDIDATES.split(",")} <= set(names)
 
 
+def test_groups_that_do_not_fit_are_halved_where_that_is_asked_for(
+    model: Path, tmp_path: Path, call: Call
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    command = ("search", model, "--budget", "5.5bpw", "--candidates", "int4:g512,w8a16", "-o", recipe)
+    found = call(*command, "--fit")
+    assert found.status == 0, found.err
+    assert "in smaller groups than their candidate's, such as " in found.out
+    assert "quantize by the recipe with --fit" in found.out
+    written = call("quantize", model, tmp_path / "out", "--recipe", recipe, "--fit", "--force")
+    assert written.status == 0, written.err
+
+
 def test_a_recipe_is_not_replaced_unless_that_is_asked_for(model: Path, tmp_path: Path, call: Call) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("mine")
