@@ -242,9 +242,12 @@ def test_groups_that_divide_no_inputs_become_smaller_where_it_is_asked_for() -> 
 
 
 def test_a_rule_all_of_whose_layers_get_smaller_groups_is_no_mistake() -> None:
-    recipe = parse_recipe("default: int8:g128\nrules: [{name: wide, preset: int4:g128}]")
+    recipe = parse_recipe(
+        "default: int8:g128\nrules: [{name: wide, preset: int4:g128}, {name: odd, keep: true}]"
+    )
     found = given(recipe, fit=True)
     assert (found["wide"], found["out"]) == ("int4:g64", "int8:g128")
+    assert "odd" not in found  # which a rule keeps
     with pytest.raises(RecipeError, match="wide"):
         quantize_model(nn.Sequential(nn.Linear(192, 8)), recipe, fit=True)
     data = [torch.randn(4, 192)]

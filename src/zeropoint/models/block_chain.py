@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -209,23 +209,16 @@ class _InMemory(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Run an operator on tensors that have memory."""
         for x in tree_leaves((args, kwargs)):
-            if isinstance(x, torch.Tensor) and x.nbytes and x.device.type != "meta" and not _memory_of(x):
+            if isinstance(x, torch.Tensor) and x.nbytes > x.untyped_storage().nbytes() == 0:
                 raise UnsupportedError(
                     "the model reads weights of blocks before these run, so that it does not run block by "
                     "block; calibrate the model as a whole"
                 )
         return func(*args, **(kwargs or {}))
-
-
-def _memory_of(x: torch.Tensor) -> int:
-    return x.untyped_storage().nbytes()
 
 
 class _DoneError(Exception):

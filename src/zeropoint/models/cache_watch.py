@@ -69,7 +69,7 @@ class KvCacheObserver:
         args: tuple[Any, ...],
         named: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, {**named, _CACHE: _Passing(functools.partial(self._see, name))}
+        return args, {**named, _CACHE: PassingCache(functools.partial(self._see, name))}
 
     def _see(self, name: str, key: torch.Tensor, value: torch.Tensor) -> None:
         if not self.enabled:
@@ -82,7 +82,7 @@ class KvCacheObserver:
                 largest[name] = torch.maximum(largest[name], found) if name in largest else found
 
 
-class _Passing:
+class PassingCache:
     """An empty cache that records its inputs, and returns them."""
 
     def __init__(self, see: Callable[[torch.Tensor, torch.Tensor], None]) -> None:

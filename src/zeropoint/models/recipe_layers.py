@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..architectures import fused_set
 from ..errors import RecipeError, UnsupportedError
 from ..recipes import Assignment, Decision, Quality, Recipe, Rule, Subject, model_preset
-from ..schemes.smaller_groups import group_of, smaller_groups
+from ..schemes import Scheme
+from ..schemes.smaller_groups import SmallerGroups, group_of, smaller_groups
 from ..training import Quantizer
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .layer import PreparedLayer, QuantizedLayer
@@ -117,22 +118,14 @@ def with_smaller_groups(model: nn.Module, recipe: Recipe) -> Recipe:
     keep their scheme, under which the last group is a part. Raises what :func:`decisions_of` raises.
     """
     decisions = decisions_of(model, recipe)
-    found: dict[tuple[str, Assignment], Assignment] = {}
-    for name, _, decision in decisions:
-        gives, shape = decision.gives, decision.subject.shape
-        group = 0 if gives is None or gives.weight is None or len(shape) != 2 else group_of(gives.weight)
-        if gives is None or gives.weight is None or not group or shape[1] % group == 0:
-            continue
-        fitting = (each for each in smaller_groups(gives.weight) if shape[1] % group_of(each) == 0)
-        key, weight = (fused_set(name) or name, gives), next(fitting, None)
-        best = found.get(key, gives).weight
-        if weight is not None and best is not None and group_of(weight) < group_of(best):
-            found[key] = replace(gives, weight=weight)
-    fitted = {
-        name: found[fused_set(name) or name, d.gives]
-        for name, _, d in decisions
-        if d.gives is not None and (fused_set(name) or name, d.gives) in found
-    }
+    asked = [(name, d.gives, d.subject.shape) for name, _, d in decisions if d.gives is not None]
+    groups = SmallerGroups[Assignment](lambda gives: cast(Scheme, gives.weight))
+    for name, gives, shape in asked:
+        weight = gives.weight
+        if weight is not None and len(shape) == 2 and shape[1] % (group_of(weight) or 1):
+            fitting = (each for each in smaller_groups(weight) if shape[1] % group_of(each) == 0)
+            groups.add(name, gives, next((replace(gives, weight=each) for each in fitting), None))
+    fitted = {name: found for name, gives, _ in asked if (found := groups.of(name, gives)) != gives}
     rules = (Rule(name=f"re:{re.escape(name)}$", gives=gives) for name, gives in fitted.items())
     # A rule all of whose layers have smaller groups decides about none.
     left = {id(recipe.first(d.subject)) for name, _, d in decisions if name not in fitted}

@@ -128,9 +128,8 @@ class SiteInputs:
                 shelf.add((f"{name} {need} {key}", 0), value.reshape(1, *value.shape))
         self._states = {}
 
-    def take(self, shelf: Shelf, name: str, vectors: int) -> None:
-        """Take back the sums of so many vectors."""
-        self._vectors = vectors
+    def take(self, shelf: Shelf, name: str) -> None:
+        """Take back the sums from a shelf."""
         for need, made in self._accumulators.items():
             kept = {key: shelf.get((f"{name} {need} {key}", 0)) for key in made.start()}
             self._states[need] = {key: value[0] for key, value in kept.items() if value is not None}

@@ -232,10 +232,13 @@ class _Block:
         return begun
 
     def _solve_turn(
-        self, turn: Sequence[WeightTask], data: Mapping[str, LayerData],
-        results: dict[str, LayerResult | None], extremes: Mapping[str | None, tuple[float, float]],
+        self,
+        turn: Sequence[WeightTask],
+        data: Mapping[str, LayerData],
+        results: dict[str, LayerResult | None],
+        extremes: Mapping[str | None, tuple[float, float]],
         solutions: Solutions,
-    ) -> Iterator[BegunWeight]:  # fmt: skip
+    ) -> Iterator[BegunWeight]:
         """Solve weights with statistics; yield those to be rounded jointly."""
 
         def solve_one(task: WeightTask) -> None:

@@ -47,7 +47,6 @@ class StageInputs:
         for name in itertools.chain(*self._experts):
             del self._alone[name]
         self._passing: dict[tuple[str, int], list[torch.Tensor]] = {}
-        self._counts: dict[str, int] = {}
         self._pooled: dict[str, Mapping[str, State]] = {}
 
     def see(self, name: str, batch: int, x: torch.Tensor) -> bool:
@@ -74,15 +73,15 @@ class StageInputs:
         """Sum the vectors of experts, once all batches have run."""
         for names in self._experts:
             pooled: Mapping[str, State] | None = None
+            counts = set[int]()
             for some in self._at_once(names):
                 made = {name: self._make(self._site_of[name]) for name in some}
                 in_threads(self._learn, [*made.items()], self._workers)
                 for name, each in made.items():
-                    self._counts[name] = each.vectors
+                    counts.add(each.vectors)
                     pooled = each.states if pooled is None else each.added_to(pooled)
                     each.put(self._shelf, name)
-            routed = len({self._counts[name] for name in names}) > 1
-            if routed and pooled is not None:
+            if len(counts) > 1 and pooled is not None:  # a router sent them different vectors
                 self._pooled |= dict.fromkeys(names, pooled)
 
     def turns(self, tasks: Sequence[WeightTask]) -> Iterator[list[WeightTask]]:
@@ -109,7 +108,7 @@ class StageInputs:
 
     def _of_expert(self, name: str) -> LayerData:
         each = self._make(self._site_of[name])
-        each.take(self._shelf, name, self._counts[name])
+        each.take(self._shelf, name)
         for wave in self._waves(name):
             each.sample(wave)
         return each.data(self._pooled.get(name))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Generic, TypeVar
 
+from ..architectures import fused_set
 from .granularity import Granularity
 from .scheme import Scheme
 
@@ -42,3 +44,31 @@ def smaller_groups(scheme: Scheme) -> Iterator[Scheme]:
     while half is not None and group_of(half) >= SMALLEST:
         yield half
         half = halved(half)
+
+
+T = TypeVar("T")
+
+
+class SmallerGroups(Generic[T]):
+    """Replacements of schemes by smaller groups, one for each fused set.
+
+    scheme: returns the scheme of weights of what a layer was to have, such as an assignment.
+    """
+
+    def __init__(self, scheme: Callable[[T], Scheme]) -> None:
+        self._scheme = scheme
+        self._found: dict[tuple[str, T], T] = {}
+
+    def add(self, module: str, asked: T, fitting: T | None) -> None:
+        """Take what fits a layer; its set gets the smallest group."""
+        best = self.of(module, asked)
+        if fitting is not None and group_of(self._scheme(fitting)) < group_of(self._scheme(best)):
+            self._found[_set_of(module), asked] = fitting
+
+    def of(self, module: str, asked: T) -> T:
+        """Return the replacement for a layer, after all were added."""
+        return self._found.get((_set_of(module), asked), asked)
+
+
+def _set_of(module: str) -> str:
+    return fused_set(module) or module

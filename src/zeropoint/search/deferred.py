@@ -1,7 +1,7 @@
 """Names that budgets and data need, imported on first use (PEP 562).
 
-They load models, graphs and measures of quality, a fifth of the package, which a plain quantization does
-without.
+They load models, graphs and measures of quality, which a plain quantization does without: a third of the time
+that all imports take.
 """
 
 from __future__ import annotations

@@ -111,6 +111,16 @@ def test_requests_without_sense_are_refused_before_anything_runs(
     assert not list(tmp_path.iterdir())
 
 
+def test_models_whose_caches_have_no_such_scales_are_refused(tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
+    )
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "in")
+    for method in ("nearest", "gptq"):
+        with pytest.raises(UnsupportedError, match=r"has no attention layers .*; leave kv_scales=True out$"):
+            quantize(tmp_path / "in", tmp_path / "out", to="int8:g64", method=method)
+
+
 def test_a_checkpoint_of_floats_has_no_scales_of_a_cache(source: Path, tmp_path: Path) -> None:
     def scales(folder: Path) -> int:
         return sum(name.endswith(("k_scale", "v_scale")) for name in tensors_of(folder))

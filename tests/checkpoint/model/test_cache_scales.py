@@ -229,7 +229,7 @@ def test_scales_that_data_do_not_give_are_refused(largest: float | None, message
     assert cache is not None
     near: Any = None
     with pytest.raises(CalibrationError, match=f"^.layers.0.a.: {message}"):
-        list(door._learned({"a": ("layers.0.a", near)}, watch, cache))
+        list(door._learned({"a": ("layers.0.a", near)}, watch, cache, "leave it out"))
 
 
 def test_checkpoints_without_a_place_are_refused_before_anything_runs(

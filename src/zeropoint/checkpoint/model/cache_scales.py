@@ -16,7 +16,7 @@ from ...codecs.known import cache_scheme
 from ...codecs.protocol import Codec
 from ...codecs.registry import claiming
 from ...errors import CalibrationError, CheckpointError, UnsupportedError, count, option, printable
-from ...models.cache_watch import KvCacheObserver
+from ...models.cache_watch import KvCacheObserver, PassingCache
 from ...models.sequential import observe_blocks
 from ..plan.additions import plan_with, with_added, with_cache
 from ..plan.carried_scales import require_cache_place
@@ -53,7 +53,7 @@ def with_cache_scales(
     texts, place = with_cache(source, codec), codec.cache
     assert place is not None
     with running(source, given, limits, remedy=_REMEDY) as model:
-        cache = LearnedCache(model, place)
+        cache = LearnedCache(model, place, _REMEDY)
         cache.observe(progress=progress)
     return plan_with(source, codec, cache.tensors, texts, limits, notes=[cache.note])
 
@@ -67,17 +67,22 @@ def require_keys(given: Given) -> None:
         )
 
 
+def without_scales() -> str:
+    """Return the remedy where a model that is quantized gets no scales."""
+    return f"leave {option('kv_scales', True)} out"
+
+
 class LearnedCache:
     """Cache scales of a model that runs on data.
 
-    model: before it runs. place: of scales in the files. Raises UnsupportedError for layers whose scales
-    loaders do not find.
+    model: before it runs. place: of scales in the files. remedy: what to do instead, for messages. Raises
+    UnsupportedError for layers whose scales loaders do not find.
     """
 
-    def __init__(self, model: RunningModel, place: CacheScales) -> None:
-        self._model, self._place = model, place
+    def __init__(self, model: RunningModel, place: CacheScales, remedy: str) -> None:
+        self._model, self._place, self._remedy = model, place, remedy
         self._watch = KvCacheObserver(model.root)
-        self._layers = _layers(model, self._watch)
+        self._layers = _layers(model, self._watch, remedy)
 
     def observe(self, *, progress: bool) -> None:
         """Run the model block by block, observed; progress: shows a bar."""
@@ -97,15 +102,17 @@ class LearnedCache:
         try:
             yield
         except AttributeError as error:
+            if not isinstance(error.obj, PassingCache):
+                raise
             raise UnsupportedError(
                 f"{type(self._model.root).__name__} asks more of its cache than to take keys and values: "
-                f"{error}; {_REMEDY}"
+                f"{error}; {self._remedy}"
             ) from error
 
     @functools.cached_property
     def tensors(self) -> Sequence[NewTensor]:
         """The scales of all layers; raises CalibrationError for a missing one."""
-        return tuple(_learned(self._layers, self._watch, self._place))
+        return tuple(_learned(self._layers, self._watch, self._place, self._remedy))
 
     @property
     def note(self) -> str:
@@ -141,7 +148,7 @@ def _codec(source: Source) -> Codec:
     return codec
 
 
-def _layers(model: RunningModel, watch: KvCacheObserver) -> dict[str, tuple[str, TensorEntry]]:
+def _layers(model: RunningModel, watch: KvCacheObserver, remedy: str) -> dict[str, tuple[str, TensorEntry]]:
     """Return each attention layer's name in the files, and a weight there.
 
     Raises UnsupportedError for layers whose scales loaders do not find.
@@ -152,7 +159,7 @@ def _layers(model: RunningModel, watch: KvCacheObserver) -> dict[str, tuple[str,
         if any(child == _LATENT for child, _ in layer.named_children()):
             raise UnsupportedError(
                 f"{name} makes keys and values of latent vectors, which engines keep in their place, so that "
-                f"scales of keys and values would be wrong; {_REMEDY}"
+                f"scales of keys and values would be wrong; {remedy}"
             )
         own = next((rows[f"{name}.{p}"] for p in _PROJECTIONS if f"{name}.{p}" in rows), None)
         if own is not None:
@@ -161,13 +168,13 @@ def _layers(model: RunningModel, watch: KvCacheObserver) -> dict[str, tuple[str,
     if not found:
         raise UnsupportedError(
             f"{type(model.root).__name__} has no attention layers with a cache and a projection called "
-            f"{' or '.join(_PROJECTIONS)}, of which loaders find scales; {_REMEDY}"
+            f"{' or '.join(_PROJECTIONS)}, of which loaders find scales; {remedy}"
         )
     return found
 
 
 def _learned(
-    layers: Mapping[str, tuple[str, TensorEntry]], watch: KvCacheObserver, place: CacheScales
+    layers: Mapping[str, tuple[str, TensorEntry]], watch: KvCacheObserver, place: CacheScales, remedy: str
 ) -> Iterator[NewTensor]:
     """Yield the scales of all layers; raises CalibrationError for a missing one."""
     for name, (own, near) in layers.items():
@@ -175,7 +182,7 @@ def _learned(
             if name not in found:
                 raise CalibrationError(
                     f"{printable(own)}: no token reached it, or it has the {what} of another layer, so that "
-                    f"they have no scale; {_REMEDY}"
+                    f"they have no scale; {remedy}"
                 )
             scale = place.scale(found[name])
             number = float(scale)

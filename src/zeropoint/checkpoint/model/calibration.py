@@ -28,7 +28,7 @@ from ..plan.limits import Limits
 from ..plan.output_tensors import Output
 from ..plan.row_reader import NewTensor
 from ..read.source import Source
-from .cache_scales import LearnedCache, require_keys
+from .cache_scales import LearnedCache, require_keys, without_scales
 from .graph_ranges import EXTREMES, as_weight, input_params
 from .importance import weighted
 from .parameter_names import WeightRows
@@ -163,7 +163,7 @@ def _observed(
                 "it has no statistics of inputs; give it another method by a rule, or name it in "
                 f"{option('ignore')}"
             )
-        cache = None if place is None else LearnedCache(model, place)
+        cache = None if place is None else LearnedCache(model, place, without_scales())
         if cache is not None and not wanted:
             cache.observe(progress=progress)
             return _Observed(statistics={}, inputs={}, missing=(), borrowed=(), cache=cache)

@@ -29,8 +29,10 @@ from .tokens import OWN, TEXT_OF_IDS, Windows, read_tensors, windows_of
 EXTREMES = "minmax"
 """The statistic of static inputs that nobody names."""
 _MOST_BYTES = 1 << 30
-_COPIES, _TIMES = 1.1, 10
-"""Peak memory of a running model over the size of its weights, and of the inputs of its layers."""
+_COPIES = 1.1
+"""Peak memory of a model that runs, in sizes of its weights."""
+_TIMES = 10
+"""The same in sizes of the inputs of its layers, on top of the weights."""
 
 
 def input_params(

@@ -44,7 +44,7 @@ from ..plan.limits import Limits, give_back
 from ..plan.output_tensors import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
-from .cache_scales import LearnedCache
+from .cache_scales import LearnedCache, without_scales
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
 from .parameter_names import BIAS, WEIGHT, WeightRows, file_names
 from .running_model import RunningModel, running
@@ -158,7 +158,7 @@ def solved(
             at_once=windows_at_once(model.spare, limits, _BLOCKS_REMEDY),
         )
         place = unlearned_cache(plan)
-        cache = None if place is None else LearnedCache(model, place)
+        cache = None if place is None else LearnedCache(model, place, without_scales())
         if cache is not None:
             steps = replace(steps, deployed=cache.hooked)
         require_corrected((method_named(weight.method) for weight in plan.weights), tasks)

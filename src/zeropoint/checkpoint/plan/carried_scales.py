@@ -119,8 +119,8 @@ def without_cache(floats: Floats) -> Replacements:
     if not found:
         return NOTHING
     note = (
-        f"{count(len(found), 'scale')} of a cache left out, such as {printable(found[0])}; learn them anew "
-        "with `zeropoint kv-scales`"
+        f"{count(len(found), 'scale')} of a cache left out, such as {printable(found[0])}; "
+        f"{option('kv_scales', True)} learns them anew where the floats are quantized"
     )
     return Replacements(gone=dict.fromkeys(found, "left out"), notes=(note,))
 

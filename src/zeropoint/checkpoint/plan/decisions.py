@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...architectures import fused_set
@@ -20,7 +20,7 @@ from ...errors import CheckpointError, RecipeError, ZeropointError, count, optio
 from ...methods import NEAREST
 from ...recipes import Assignment, Recipe, Rule, Subject
 from ...schemes import Scheme
-from ...schemes.smaller_groups import SMALLEST, group_of, halved, smaller_groups
+from ...schemes.smaller_groups import SMALLEST, SmallerGroups, group_of, halved, smaller_groups
 from ..read.problems import listed
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
@@ -78,7 +78,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     """
     entries, config = source.entries, source.config or {}
     layers, uses, rules = _LayerSchemes(codec), _Uses(recipe), selection.recipe(recipe)
-    groups = SmallerGroups(lambda entry, layer: _unfit(entry, entries, layer))
+    groups = SmallerGroups[LayerScheme](lambda layer: layer.weight)
 
     def given(rule: Rule, entry: TensorEntry) -> LayerScheme | None:
         return None if rule.gives is None or not_a_weight(entry) else layers.of(rule.gives, entry.use)
@@ -93,7 +93,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         kept = rule.gives is None and rule.place != "" and not by_default
         problem = None if kept else not_a_weight(entry)
         asked = given(rule, entry)
-        layer = None if asked is None else groups.of(entry, asked)
+        layer = None if asked is None else groups.of(module_of(entry.name), asked)
         unfit = None if layer is None else _unfit(entry, entries, layer)
         if unfit is not None and asked is not None and selection.fit:
             unfit += why_none(asked)
@@ -125,8 +125,10 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
 
     if selection.fit:
         for entry in entries.values():
-            if (layer := given(rules.first(subject_of(entry, entries, config)), entry)) is not None:
-                groups.add(entry, layer)
+            layer = given(rules.first(subject_of(entry, entries, config)), entry)
+            if layer is not None and _unfit(entry, entries, layer) is not None:
+                fitting = (half for half in smaller(layer) if _unfit(entry, entries, half) is None)
+                groups.add(module_of(entry.name), layer, next(fitting, None))
     decisions = compact(entries, map(decided, entries.values()))
     uses.check(subject_of(entry, entries, config) for entry in entries.values())
     _check_includes(selection, decisions)
@@ -316,35 +318,6 @@ def smaller(layer: LayerScheme) -> Iterator[LayerScheme]:
         if (found := _with(layer, weight)) is None:
             return
         yield found
-
-
-class SmallerGroups:
-    """Smaller groups of weights, one for each fused set.
-
-    misfit: returns why the layout cannot hold a weight under a scheme, or None.
-    """
-
-    def __init__(self, misfit: Callable[[TensorEntry, LayerScheme], str | None]) -> None:
-        self._misfit = misfit
-        self._found: dict[tuple[str, LayerScheme], LayerScheme] = {}
-
-    def add(self, entry: TensorEntry, layer: LayerScheme) -> None:
-        """Choose the group of a weight for ``layer``."""
-        if self._misfit(entry, layer) is None:
-            return
-        fitting = next((half for half in smaller(layer) if self._misfit(entry, half) is None), None)
-        key = _set_of(entry), layer
-        if fitting is not None and group_of(fitting.weight) < group_of(self._found.get(key, layer).weight):
-            self._found[key] = fitting
-
-    def of(self, entry: TensorEntry, layer: LayerScheme) -> LayerScheme:
-        """Return the layer with a weight's group, after all were added."""
-        return self._found.get((_set_of(entry), layer), layer)
-
-
-def _set_of(entry: TensorEntry) -> str:
-    module = module_of(entry.name)
-    return fused_set(module) or module
 
 
 def why_none(layer: LayerScheme) -> str:

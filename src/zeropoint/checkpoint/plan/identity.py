@@ -51,7 +51,8 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
         fields["calibration"] = _digest(_learned(plan))
     if plan.limits.on_gpu:
         fields["device"] = plan.limits.device.type
-    fields |= {name: "true" for name in ("fit", "kv_scales") if getattr(selection, name)}
+    if selection.fit:
+        fields["fit"] = "true"
     if plan.asked:
         fields[ASKED] = plan.asked
     fields |= shard_fields(source)

@@ -56,7 +56,7 @@ def swept() -> list[dict[str, str]]:
 NO_LINEAR = "is no linear layer"
 """Mark in reasons: transformers gives quantized layers the model's own class."""
 UNCUT, ASKED = "fails where no such layer is quantized", "asks for the weight"
-"""Marks in reasons that follow from the layers of a plan: the row of a model type answers for no others."""
+"""Marks in reasons that hold for the layers of one plan, and not for the model type."""
 
 
 @functools.cache

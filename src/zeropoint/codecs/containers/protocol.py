@@ -96,7 +96,7 @@ class GraphFiles(NamedTuple):
 
 
 Samples: TypeAlias = "Callable[[Sequence[str]], Mapping[str, torch.Tensor]]"
-"""Takes the names of a graph's inputs; returns a tensor (samples, ...) for each, or one unnamed tensor."""
+"""Function from the names of a graph's inputs to their tensors (samples, ...), or to one without a name."""
 
 
 class Container(Protocol):

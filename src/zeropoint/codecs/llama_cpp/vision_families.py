@@ -222,8 +222,10 @@ _SIZES = MappingProxyType({
     "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
     "attention.head_count": "num_attention_heads",
 })
-_MODEL, _HEAD = "model.", "head."
-"""Prefixes of names: of the model in some files, and of pooling layers that no text model reads."""
+_MODEL = "model."
+"""Prefix of all names in some files."""
+_HEAD = "head."
+"""Prefix of layers that pool an image, which no text model reads."""
 _BLOCK = re.compile(r"v\.blk\.(?P<n>\d+)\.(?P<rest>[\w.]+)")
 
 

@@ -16,7 +16,7 @@ from .rows import emit_values
 from .steps import put_picked
 
 SHARED, OF_BLOCK, OF_SIGN, OF_DIGIT = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
-"""Tables: one for all blocks, one for each block, one for each sign of the factor, one for each digit."""
+"""Kinds of tables: one for all blocks, or one for each block, sign of the factor or digit."""
 LONGEST = 16
 """Most values of a code."""
 _ROOM = TILE + LONGEST

@@ -29,7 +29,7 @@ from .vector import (
 _tools: Any = cgutils
 
 FEW = np.uint64(4)
-"""Bytes of a run with four digits each; bytes of other runs, multiples of 16, have five."""
+"""Bytes of the run whose bytes hold four digits; runs of other lengths hold five a byte."""
 FIVE = np.uint64(5)
 """Digits of a code, of base 3."""
 DIGITS: Any = np.array(
@@ -40,13 +40,13 @@ VALUED_DIGITS: Any = np.where(np.arange(256) < 243, DIGITS, np.uint64(0x03030303
 """Likewise, with digits of 3 for unused codes, whose values are zeros."""
 _LARGEST = np.uint8(242)
 _PLACES = np.uint64(81 << 32 | 27 << 24 | 9 << 16 | 3 << 8 | 1)
-"""The fifth byte of its product with a word is the number whose digits are the first five bytes."""
+"""Powers of 3 as bytes: byte 4 of the product with five digits is their number."""
 _SUPER = 256
 """Digits of a block that has vectors: 52 codes, the last one of a single digit."""
 _BLOCK, _SECOND = np.uint64(_SUPER), np.uint64(20)
 """Such a block, and the first of its last 32 codes."""
 _PART = 3507
-"""``13 / 243`` of 65536: ``ceil(n * 256 / 243)`` is n, this part of it and, but for 0, 1."""
+"""``13 / 243`` in 65536ths: ``ceil(n * 256 / 243)`` is ``n + (n * _PART >> 16) + 1`` for n of 1 to 242."""
 _EIGHT, _OCTET, _WORDS = ir.VectorType(I8, 8), ir.VectorType(I8, 16), ir.VectorType(I16, 16)
 _Body = Callable[[Any, Any, Any, Any], None]
 
