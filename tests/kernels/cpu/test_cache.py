@@ -174,7 +174,7 @@ def _flipped(content: bytes) -> bytes:
         lambda c: c[:-1],
         lambda c: c + b"\0",
         _flipped,
-        lambda c: b"\1" + c[1:],
+        lambda c: bytes([c[0] ^ 1]) + c[1:],
     ],
     ids=["empty", "cut in the seal", "cut", "longer", "a bit flipped", "another seal"],
 )
