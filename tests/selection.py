@@ -8,7 +8,7 @@ runs take
 - a tenth of the others, by the hash of the commit, so that cases of all kinds return within some commits.
 
 Of tests marked ``rotating``, which start processes, interpret kernels or repeat what others show at length,
-quick runs take a fifth by the hash of the commit, and with ``--every-turn`` all.
+quick runs take a tenth by the hash of the commit, and with ``--every-turn`` all.
 
 The others are slow: ``pytest -m slow`` runs all of them, and ``pytest -m ""`` runs a case by its name.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-PARTS, TURNS = 10, 5
+PARTS = 10
 """Parts of a product, and of rotating tests, of which each commit takes one."""
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,9 +40,9 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def part_of(text: str, parts: int = PARTS) -> int:
-    """Part in which ``text`` lies, from 0 to ``parts`` - 1."""
-    return zlib.crc32(text.encode()) % parts
+def part_of(text: str) -> int:
+    """Part in which ``text`` lies, from 0 to ``PARTS`` - 1."""
+    return zlib.crc32(text.encode()) % PARTS
 
 
 def together(case: Case, strength: int) -> Iterator[Together]:
@@ -110,19 +110,19 @@ def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Function]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that waits for no turn."""
-    parser.addoption("--every-turn", action="store_true", help="take all rotating tests, not a fifth of them")
+    parser.addoption("--every-turn", action="store_true", help="take all rotating tests, not a tenth of them")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as slow what neither pairs nor the commit choose."""
     now = commit()
-    part, turn = part_of(now), part_of(now, TURNS)
+    part = part_of(now)
     for cases in by_test(items).values():
         quick = quick_cases(cases, part)
         for n, item in enumerate(cases):
             if n not in quick:
                 item.add_marker(pytest.mark.slow)
     for item in [] if config.getoption("--every-turn") else items:
-        if item.get_closest_marker("rotating") and part_of(item.nodeid, TURNS) != turn:
+        if item.get_closest_marker("rotating") and part_of(item.nodeid) != part:
             item.add_marker(pytest.mark.slow)

@@ -8,6 +8,7 @@ from tests.architectures.sweep import built
 from tests.architectures.trial import quiet, save
 
 import zeropoint as zp
+from zeropoint.checkpoint.run.loop import RunResult
 from zeropoint.codecs.compressed_tensors.tested import swept
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -22,6 +23,8 @@ _PAST = "received no calibration data"
 _WIDE = "more than the process may take"  # their sizes are not made small
 REFUSED = {
     "cpmant": _WIDE,
+    "deepseek_v4": _OTHERS,
+    "falcon_mamba": _PAST,
     "flaubert": "received no finite number",  # its layers are in several lists, none of which is a chain
     "gemma3n_text": _WIDE,
     "git": "name blocks that run once each",  # the longest list is of images
@@ -33,6 +36,7 @@ REFUSED = {
     "jetmoe": _OTHERS,
     "llama4_text": _OTHERS,
     "longcat_flash": _OTHERS,
+    "mamba": _PAST,
     "openai-gpt": "a transposed Conv1D weight",
     "phi4_multimodal": _WIDE,
     "rwkv": "reads weights of blocks before these run",
@@ -51,7 +55,7 @@ def test_a_causal_model_is_solved_on_data(model_type: str, tmp_path: Path) -> No
         source = save(found.animal, tmp_path / "in", torch.float32)
     ids = torch.randint(3, 50, (8, 16), generator=torch.Generator().manual_seed(0))
 
-    def solved() -> zp.RunResult:
+    def solved() -> RunResult:
         return zp.quantize_checkpoint(
             source, tmp_path / "out", "int4:g16", method="gptq", calibration=ids, max_memory="6G", force=True
         )

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from tests.durations import Duration, file_of, recorded, renewed, rows_of, write
 from tests.our_files import files_below
-from tests.selection import TURNS
+from tests.selection import PARTS
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
-ITEM, FILE, EXCEPTIONS, SUITE = 3.0, 30.0, 60.0, 450.0
+ITEM, FILE, EXCEPTIONS, SUITE = 3.0, 30.0, 60.0, 400.0
 """Most seconds of an item, of a file, of all exceptions together, and of the suite, for two workers."""
 COMPILES = {
     "tests/test_warmup.py::test_the_first_compilation_is_said_once_and_a_cached_kernel_is_silent": "a kernel"
@@ -72,7 +72,7 @@ def test_the_suite_takes_minutes() -> None:
     rotates = re.compile(r"^pytestmark = .*\bpytest\.mark\.rotating\b", re.MULTILINE)
     rotating = {name for name in files if rotates.search((ROOT / name).read_text(encoding="utf-8"))}
     assert rotating
-    assert sum(taken / (TURNS if name in rotating else 1) for name, taken in files.items()) < SUITE
+    assert sum(taken / (PARTS if name in rotating else 1) for name, taken in files.items()) < SUITE
 
 
 def test_the_table_is_of_this_tree() -> None:

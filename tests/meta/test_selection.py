@@ -1,4 +1,4 @@
-"""Quick runs take covers of crossed tests, a tenth of their other cases, and a fifth of rotating tests."""
+"""Quick runs take covers of crossed tests, a tenth of their other cases, and a tenth of rotating tests."""
 
 import itertools
 
@@ -79,19 +79,19 @@ def test_quick_and_slow_runs_take_every_case_between_them(
     assert taken["first", "not slow"] != taken["second", "not slow"]
 
 
-def test_rotating_tests_are_quick_in_one_commit_of_five(
+def test_rotating_tests_are_quick_in_one_commit_of_ten(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(ROTATING)
     pytester.makeini(MARKS)
     taken: list[set[str]] = []
-    for turn in range(selection.TURNS):
-        commit = next(str(n) for n in range(1000) if selection.part_of(str(n), selection.TURNS) == turn)
+    for turn in range(selection.PARTS):
+        commit = next(str(n) for n in range(1000) if selection.part_of(str(n)) == turn)
         monkeypatch.setattr(selection, "commit", lambda commit=commit: commit)
         passed, _, _ = pytester.inline_run("-m", "not slow", plugins=[selection]).listoutcomes()
         taken.append({report.nodeid.partition("::")[2] for report in passed})
     assert sum(map(len, taken)) == len(set[str]().union(*taken)) == 201
-    assert max(map(len, taken)) < 60
+    assert max(map(len, taken)) < 35
     passed, _, _ = pytester.inline_run("-m", "not slow", "--every-turn", plugins=[selection]).listoutcomes()
     assert len(passed) == 201
 
