@@ -76,13 +76,8 @@ class Writing:
         if self.if_exists == ERROR and (self.overwrite or self.restart):
             which = option("overwrite" if self.overwrite else "restart", True)
             raise OptionError(f"{option('if_exists', ERROR)} excludes {which}; give one of them")
-        if self.executor not in (LOCAL, RAY) and not callable(self.executor):
-            raise OptionError(f"{option('executor', self.executor)} must be {LOCAL} or {RAY}")
-        if self.address is not None and self.executor != RAY:
-            raise OptionError(
-                f"{option('address', self.address)} is the address of a Ray cluster; pass "
-                f"{option('executor', RAY)} too"
-            )
+        if not callable(self.executor):
+            require_executor(self.executor, self.address)
 
     def write(self, plan: CheckpointPlan, out: Place | str, verb: str) -> RunResult:
         """Carry out a plan. verb: of the bar.
@@ -134,6 +129,17 @@ class Writing:
         elif self.spool is not None:
             raise OptionError(f"{option('spool')} is for an output behind a URL; leave it out")
         return target
+
+
+def require_executor(executor: str, address: str | None) -> None:
+    """Raise OptionError for an unknown executor, or an unused address."""
+    if executor not in (LOCAL, RAY):
+        raise OptionError(f"{option('executor', executor)} must be {LOCAL} or {RAY}")
+    if address is not None and executor != RAY:
+        raise OptionError(
+            f"{option('address', address)} is the address of a Ray cluster; pass "
+            f"{option('executor', RAY)} too"
+        )
 
 
 def remove_page(out: Place) -> None:

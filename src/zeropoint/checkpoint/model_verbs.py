@@ -9,13 +9,8 @@ import torch
 from ..errors import OptionError, RangeError, option, require_one
 from ..models.block_training import TrainingSteps
 from ..signatures import by_signature
-from .call_options import (
-    RESUME,
-    Paths,
-    Shown,
-    Writing,
-    paths,
-)
+from .call_options import LOCAL, RAY, RESUME, Paths, Shown, Writing, paths, require_executor
+from .cluster.statistics_parts import StatisticsRun, gathered_on_cluster
 from .model.cache_scales import with_cache_scales
 from .model.distillation import Distillation, copying, distilled
 from .model.gathered_statistics import StatisticsResult, gathered, merged, require_ending
@@ -147,7 +142,8 @@ def gather_statistics(
     source: Place | str, file: Path | str, calibration: torch.Tensor | Path | str | None = None,
     *, samples: int | None = None, length: int | None = None, statistics: Paths = (), gram: bool = False,
     workers: int | None = None, max_memory: int | str | None = None,
-    device: torch.device | str | None = None, overwrite: bool = False, progress: Shown = False,
+    device: torch.device | str | None = None, executor: str = LOCAL, address: str | None = None,
+    overwrite: bool = False, progress: Shown = False,
 ) -> StatisticsResult:  # fmt: skip
     """Write input statistics of a checkpoint's layers, for quantizing its weights.
 
@@ -163,6 +159,8 @@ def gather_statistics(
         statistics: files of this function in its place, which are added in their order.
         gram: whether to sum Gram matrices, which method gptq takes.
         workers, max_memory, device, progress: as for :func:`~zeropoint.quantize_checkpoint`.
+        executor, address: ``"local"``, or ``"ray"`` for a cluster, whose nodes observe 32 windows each and
+            write next to ``file``; the first two limits are of a node.
         overwrite: replace a file of statistics that is there.
 
     Returns:
@@ -174,8 +172,10 @@ def gather_statistics(
         CalibrationError: for bad data, and for files of another checkpoint or of the same data.
         CheckpointError: for damaged files, when ``file`` exists or cannot be written, and for too little
             ``max_memory``.
+        ExecutorError: where the cluster cannot be used.
         UnsupportedError: for a model that is not run here.
     """
+    require_executor(executor, address)
     parts, path = paths(statistics), Path(file)
     require_one(calibration=calibration, statistics=parts or None)
     require_ending(path, of_files=bool(parts))
@@ -185,7 +185,13 @@ def gather_statistics(
     if data is None:
         if gram:
             raise OptionError(f"{option('gram', True)} is for a run of the model; leave it out")
+        if executor == RAY:
+            raise OptionError(f"{option('executor', RAY)} is for a run of the model; leave it out")
         return merged(open_source(source), parts, path, overwrite=overwrite)
-    return gathered(
-        open_source(source), data, path, limits, gram=gram, overwrite=overwrite, progress=progress is True
-    )
+    checkpoint, shown = open_source(source), progress is True
+    if executor == LOCAL:
+        return gathered(checkpoint, data, path, limits, gram=gram, overwrite=overwrite, progress=shown)
+    if limits.on_gpu:
+        raise OptionError(f"{option('executor', RAY)} runs models on CPUs; leave {option('device')} out")
+    run = StatisticsRun(source=checkpoint.given, given=data, file=path, limits=limits, gram=gram)
+    return gathered_on_cluster(checkpoint, run, address, overwrite=overwrite, progress=shown)

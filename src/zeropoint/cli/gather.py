@@ -23,7 +23,7 @@ def statistics(  # noqa: PLR0913 (arguments, and records of options)
     gram: Annotated[
         bool, typer.Option("--gram", help="Gram matrices, too, which gptq and descent take.")
     ] = False,
-    machine: Annotated[Machine, only("workers", "max_memory", "device")],
+    machine: Annotated[Machine, only("workers", "max_memory", "device", "executor", "address")],
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file of statistics that is there.")
     ] = False,
@@ -39,6 +39,7 @@ def statistics(  # noqa: PLR0913 (arguments, and records of options)
     Examples:
       zeropoint statistics MODEL gram.safetensors --calibration TEXT.txt --gram
       zeropoint statistics MODEL both.safetensors --statistics a.safetensors --statistics b.safetensors
+      zeropoint statistics MODEL gram.safetensors --calibration TEXT.txt --executor ray --address HEAD:6379
       zeropoint statistics MODEL imatrix.gguf --statistics gram.safetensors
       zeropoint quantize MODEL OUT --to w4a16 --method gptq --statistics gram.safetensors
     """  # noqa: D301

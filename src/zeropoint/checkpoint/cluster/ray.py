@@ -33,7 +33,7 @@ _BATCHES_A_CPU = 4
 """So many batches come to each CPU at least, where there are units enough, so that all end together."""
 _IN_FLIGHT = 2
 """Batches at each CPU: one that is being done, one that waits there."""
-_RETRIES = 3
+RETRIES = 3
 """Retries of a batch whose node or process died; more is no accident."""
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
@@ -59,7 +59,7 @@ class RayExecutor:
                 "workers of a cluster do not know the scales that were learned here; leave out "
                 f"{option('executor', 'ray')}"
             )
-        with _connected(self.address) as ray, _token(job) as token:
+        with connected(self.address) as ray, _token(job) as token:
             plan = job.plan
             request = PlanRequest(
                 token=token, source=plan.source.given, recipe=plan.recipe, selection=plan.selection,
@@ -78,7 +78,7 @@ class _Run:
         self._ray = ray
         self._request = request
         self._patience = patience
-        self._remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(work)
+        self._remote = ray.remote(num_cpus=1, max_retries=RETRIES)(work)
         self._schedule = Schedule(job, cpus=self._cpus())
         self._pending: dict[Any, UnitBatch] = {}
         self._failed: list[Failed] = []
@@ -110,7 +110,7 @@ class _Run:
         try:
             found = self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
-            raise _lost(batch, error) from error
+            raise failure_of(f"units {batch.numbers[0]} to {batch.numbers[-1]}", error) from error
         for result in found:
             if isinstance(result, Failed):
                 self._failed.append(result)
@@ -211,7 +211,7 @@ def steps(job: Job, *, ahead: int) -> list[tuple[bool, Unit]]:
 
 
 @contextlib.contextmanager
-def _connected(address: str | None) -> Iterator[Any]:
+def connected(address: str | None) -> Iterator[Any]:
     """Connect Ray for the block; keep an existing connection."""
     try:
         import ray  # an extra, and slow to load
@@ -293,12 +293,12 @@ def _token(job: Job) -> Iterator[str]:
             os.unlink(path)
 
 
-def _lost(batch: UnitBatch, error: BaseException) -> ExecutorError:
+def failure_of(what: str, error: BaseException) -> ExecutorError:
+    """Return the error of work that the cluster lost."""
     # A failure inside a worker carries its traceback as text; its cause says it in a line.
     inner = getattr(error, "cause", None) or error
     reason = printable(" ".join(f"{type(inner).__name__}: {inner}".split()), limit=500)[1:-1]
-    numbers = f"{batch.numbers[0]} to {batch.numbers[-1]}"
     return ExecutorError(
-        f"the Ray cluster could not do units {numbers}: {reason}; look at its nodes and their logs, and "
+        f"the Ray cluster could not do {what}: {reason}; look at its nodes and their logs, and "
         "start the same command again"
     )

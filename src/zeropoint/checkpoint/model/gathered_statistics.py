@@ -81,7 +81,7 @@ def gathered(  # noqa: PLR0913 (what a user asks for, and how it is written)
     :func:`require_ending`. gram: whether to sum Gram matrices, too. overwrite: whether a file of statistics
     that is there is replaced.
     """
-    file = _free(path, source, overwrite=overwrite)
+    file = require_free(path, source, overwrite=overwrite)
     with running(source, given, limits, remedy=_REMEDY) as model:
         modules = defaultdict[str, list[str]](list)
         for rows in model.rows:
@@ -105,7 +105,7 @@ def merged(
 
     paths: at least one, added in this order. path: see :func:`require_ending`.
     """
-    file = _free(path, source, overwrite=overwrite)
+    file = require_free(path, source, overwrite=overwrite)
     with SavedStatistics(paths, source) as saved:
         if path.suffix == OURS:
             with StatisticsDraft(path.parent, saved.model, saved.tokens) as draft:
@@ -136,7 +136,8 @@ def require_ending(path: Path, *, of_files: bool) -> None:
         raise OptionError(f"{str(path)!r} must end in {' or '.join(endings)}{more}")
 
 
-def _free(path: Path, source: Source, *, overwrite: bool) -> OwnFile:
+def require_free(path: Path, source: Source, *, overwrite: bool) -> OwnFile:
+    """Return the file to write; CheckpointError where it cannot be."""
     file = OwnFile(path, STATISTICS if path.suffix == OURS else _IMATRIX, source.places)
     file.require_free(overwrite=overwrite)
     if not path.parent.is_dir():

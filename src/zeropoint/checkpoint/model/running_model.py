@@ -140,18 +140,23 @@ def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype)
     return model
 
 
-def tokens_digest_of(source: Source, given: Given, limits: Limits) -> str:
-    """Return a digest of the calibration tokens, without running the model.
+def windows_without_a_run(source: Source, given: Given, limits: Limits) -> list[torch.Tensor]:
+    """Return calibration windows, (1, length) each, without running the model.
 
-    Those that it generates follow from their beginnings and from the model. given: as for
-    :func:`calibrated`, which says what is raised.
+    Of tokens that it generates, these are the beginnings. given: as for :func:`calibrated`, which says what
+    is raised.
     """
     _require_runnable(source, WITHOUT_DATA)
     what = f"transformers does not build the model of {shown(source.root)}"
     with reading(what, WITHOUT_DATA, UnsupportedError, system=True):
         model = empty_model(as_floats(source).source, limits, WITHOUT_DATA, None)
         longest, vocabulary = _sizes(model)
-        windows = windows_of(given, source, vocabulary=vocabulary, longest=longest)
+        return windows_of(given, source, vocabulary=vocabulary, longest=longest)
+
+
+def tokens_digest_of(source: Source, given: Given, limits: Limits) -> str:
+    """Return a digest of the calibration tokens, as :func:`windows_without_a_run`."""
+    windows = windows_without_a_run(source, given, limits)
     return f"{OWN if Windows.of(given).is_own else ''} {tokens_digest(windows)}"
 
 
