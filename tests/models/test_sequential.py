@@ -14,6 +14,7 @@ from torch import nn
 
 from zeropoint.errors import CalibrationError, UnsupportedError
 from zeropoint.models import Calibration, calibrate, quantize_model
+from zeropoint.models.block_chain import KeptValues
 from zeropoint.models.sequential import Steps, blocks_of, calibrate_sequential
 from zeropoint.recipes import parse_recipe
 
@@ -94,6 +95,24 @@ def test_blocks_run_once_a_batch_however_many_there_are() -> None:
     net = model()
     calibrate_sequential(net, STATIC, data())
     assert [block.runs for block in net.blocks] == [4, 4, 4]
+
+
+def test_what_earlier_blocks_gave_is_filled_once_until_it_is_written_to() -> None:
+    kept = KeptValues(None, None)
+    for block, value in enumerate(
+        [torch.ones(2, 3), torch.zeros(2, 3), (torch.ones(2, 3), 1), torch.ones(3)]
+    ):
+        kept.put(block, 0, value)
+    first = kept.unknown(0, 0, None)
+    assert bool(first.value.isnan().all())
+    assert kept.unknown(1, 0, first) is first
+    first.value[0] = 0.0
+    again = kept.unknown(1, 0, first)
+    assert again is not first
+    assert bool(again.value.isnan().all())
+    pair, one = kept.unknown(2, 0, again).value
+    assert (pair.shape, one) == ((2, 3), 1)
+    assert kept.unknown(3, 0, again).value.shape == (3,)
 
 
 def test_the_model_is_afterwards_as_it_was() -> None:
@@ -257,6 +276,7 @@ import re, sys
 from pathlib import Path
 import torch
 from torch import nn
+from zeropoint.models.block_chain import KeptValues
 from zeropoint.models.sequential import Steps, calibrate_sequential
 from zeropoint.models import calibrate
 torch.set_num_threads(1)

@@ -19,10 +19,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from ..errors import CalibrationError, UnsupportedError, near_misses
 from .calibrate import run_model
+from .part_memo import MarkedOutput
 from .tensor_files import TensorLike, append_tensor, read_tensor, scratch_folder
 from .unfuse import replace_modules
 
@@ -140,7 +141,8 @@ class KeptValues:
             narrow = self._dtype is not None and x.is_floating_point()
             return x.detach().to(self._dtype if narrow else x.dtype, copy=self._folder is None).contiguous()
 
-        self._likes[block, batch] = tree_map_only(torch.Tensor, TensorLike.of, value)
+        like, before = tree_map_only(torch.Tensor, TensorLike.of, value), self._likes.get((block - 1, batch))
+        self._likes[block, batch] = before if _alike(before, like) else like
         tensors = [own(x) for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
         self._with_nan[batch] = _holds_nan(tensors)
         if self._folder is None:
@@ -168,14 +170,21 @@ class KeptValues:
         """Return whether some number that is kept of a batch is NaN."""
         return self._with_nan[batch]
 
-    def unknown(self, block: int, batch: int) -> Any:
-        """Return a block's output with NaN for its numbers, or zeros."""
+    def unknown(self, block: int, batch: int, last: MarkedOutput | None) -> MarkedOutput:
+        """Return a block's output with NaN for its numbers, or zeros.
+
+        last: returned for another block, and again where this one's output is alike and nothing was written
+        into it: filling memory for all blocks takes longer than running one.
+        """
 
         def fill(like: TensorLike) -> torch.Tensor:
             number = math.nan if like.dtype.is_floating_point else 0
             return torch.full(like.shape, number, dtype=like.dtype, device=like.device)
 
-        return tree_map_only(TensorLike, fill, self._likes[block, batch])
+        like = self._likes[block, batch]
+        if last is not None and last.mark is like and last.is_unchanged():
+            return last
+        return MarkedOutput(tree_map_only(TensorLike, fill, like), like)
 
     def _path(self, batch: int, number: int) -> Path:
         assert self._folder is not None
@@ -314,13 +323,14 @@ class BlockChain:
                 act(now.batch, *args, **named)
                 raise _DoneError
             if position < step - 1:
-                return self._kept.unknown(position, now.batch)
+                now.unknown = self._kept.unknown(position, now.batch, now.unknown)
+                return now.unknown.value
             if watch is not None:
                 watch.enabled = True
             return self._kept.get(position, now.batch)
 
         def one(batch: int) -> None:
-            now.batch, now.ran = batch, 0
+            now.batch, now.ran, now.unknown = batch, 0, None
             # A result that holds NaN itself hides those that mark earlier ones.
             known = step < 2 or self._kept.holds_nan(batch)
             now.suspicious = not known
@@ -370,9 +380,13 @@ class BlockChain:
 
 
 class _Now(threading.local):
-    """A thread's batch, completed blocks, and whether NaN means missing."""
+    """A thread's batch, completed blocks, and whether NaN means missing.
+
+    unknown: what the last of the earlier blocks returned.
+    """
 
     batch, ran, suspicious = 0, 0, False
+    unknown: MarkedOutput | None = None
 
 
 T = TypeVar("T")
@@ -401,6 +415,14 @@ def in_threads(act: Callable[[T], None], items: Iterable[T], workers: int) -> No
                 pass
     finally:
         torch.set_num_threads(before)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Return whether two outputs hold tensors alike, and the same objects besides."""
+    (x, structure), (y, other) = tree_flatten(a), tree_flatten(b)
+    return structure == other and all(
+        p is q or (type(p) is type(q) is TensorLike and p == q) for p, q in zip(x, y, strict=True)
+    )
 
 
 def _holds_nan(value: Any) -> bool:

@@ -26,7 +26,7 @@ class PartMemo:
         self._block, self._batch, self._left = block if limit > 0 else None, batch, limit
         self._layers = {module: name for name, module in layers.items()}
         self._solved: set[str] = set()
-        self._kept: dict[nn.Module, dict[int, _Result]] = {}
+        self._kept: dict[nn.Module, dict[int, MarkedOutput]] = {}
 
     def finish(self, readers: Iterable[str]) -> None:
         """Count layers as solved, and cache the parts they complete."""
@@ -60,7 +60,7 @@ class PartMemo:
         found = known.get(batch)
         if found is not None and found.mark == mark and found.is_unchanged():
             return found.value
-        result = _Result(forward(*args, **named), mark)
+        result = MarkedOutput(forward(*args, **named), mark)
         if found is None:
             self._forget_inside(part, batch)
             if result.nbytes <= self._left:
@@ -75,10 +75,10 @@ class PartMemo:
             self._left += 0 if given is None else given.nbytes
 
 
-class _Result:
-    """A part's output, and the fingerprint of its inputs."""
+class MarkedOutput:
+    """Output of a module, and a mark of what it depends on."""
 
-    def __init__(self, value: Any, mark: tuple[Any, ...]) -> None:
+    def __init__(self, value: Any, mark: Any) -> None:
         self.value, self.mark = value, mark
         self._tensors = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
         self._versions = [x._version for x in self._tensors]
