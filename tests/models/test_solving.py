@@ -225,6 +225,37 @@ def test_a_layer_that_nothing_reaches_is_named(llama: nn.Module) -> None:
         solve(model, [torch.ones(2, 8)] * 2, [task], Steps(), Solved())
 
 
+def test_a_weight_that_the_model_uses_past_its_layer_takes_a_method_without_data() -> None:
+    class Past(nn.Module):
+        """A block that multiplies a layer's weight itself, as Mamba does with its time steps."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.past, self.last = (nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.last(torch.relu(self.first(x)) @ self.past.weight.T)
+
+    def alone(weight: torch.Tensor) -> torch.Tensor:
+        return zp.quantize(weight, "int2:g32", method="mse").dequantize()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Past(), Past()).eval()
+    x, parsed = [torch.randn(8, 32) for _ in range(16)], Scheme.parse("int2:g32")
+    floats = {name: m.weight.clone() for name, m in linears(model).items()}
+    methods = {name: method_named("mse" if name.endswith("past") else "gptq") for name in floats}
+    tasks = [WeightTask(name=n, layer=n, scheme=parsed, method=method) for n, method in methods.items()]
+    found = Solved()
+    solve(model, x, tasks, Steps(), found)
+    assert found.keys() == floats.keys()
+    assert torch.equal(found["1.past"].dequantize(), alone(floats["1.past"]))
+    # The last layer's inputs have passed the codes of the weight before it.
+    model[0].past.weight.data = alone(floats["0.past"])
+    only = Solved()
+    solve(model, x, [task for task in tasks if not task.name.endswith("past")], Steps(), only)
+    assert torch.equal(found["0.last"].q.data, only["0.last"].q.data)
+
+
 def test_a_part_that_reads_what_is_solved_later_is_computed_again() -> None:
     class Part(nn.Module):
         def __init__(self) -> None:

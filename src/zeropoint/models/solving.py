@@ -123,7 +123,7 @@ class _Block:
     @contextmanager
     def restoring(self) -> Iterator[None]:
         """Restore the layers' float parameters at the end of the block."""
-        own = [x.detach() for module in self._layers.values() for x in module.parameters(recurse=False)]
+        own = [x.detach() for m in self._layers.values() for x in m.parameters(recurse=False)]
         before = [x.clone() for x in own]
         try:
             yield
@@ -216,8 +216,7 @@ class _Block:
         solutions: Solutions,
     ) -> list[BegunWeight]:  # fmt: skip
         """Solve one stage's weights; return those to be rounded jointly later."""
-        readers = {name for site in own for name in site.readers}
-        tasks = [task for task in self._tasks if task.layer in readers]
+        tasks = [task for task in self._tasks if any(task.layer in site.readers for site in own)]
         todo = [task for task in tasks if results[task.name] is None]
         begun = list[BegunWeight]()
         with Shelf(self._steps.spill or self._steps.folder) as kept:
@@ -284,7 +283,10 @@ class _Block:
                     sites.append(replace(site, readers=fresh))
             if not missing:
                 return tuple(sites)
-        return (*sites, *self._unreached(missing, sites))
+        reading = {task.layer for task in self._tasks if task.method.takes}
+        first = sites[0].stage if sites else 0  # so that others are solved on what these give
+        alone = (Site(readers=(name,), stage=first) for name in missing if name not in reading)
+        return (*alone, *sites, *self._unreached(filter(reading.__contains__, missing), sites))
 
     def _unreached(self, missing: Iterable[str], sites: Sequence[Site]) -> Iterator[Site]:
         stages = {kin_of(name): site.stage for site in sites for name in site.readers}
