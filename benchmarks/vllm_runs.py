@@ -95,7 +95,8 @@ class Row:
     @property
     def key(self) -> str:
         """Its words."""
-        more = [name for name, _ in self.options] + ["fp8 cache"] * self.cache
+        more = [name if value is True else f"{name} {value}" for name, value in self.options]
+        more += ["fp8 cache"] * self.cache
         return " ".join([self.model, self.layout, self.scheme, *more])
 
 
@@ -149,6 +150,14 @@ ROWS = (
         Row(model=MINILM, scheme=scheme)
         for scheme in (FLOATS, "int4:g64", "int4:g64:asym", "int4:g128", "w8a8", "fp8_dynamic")
     ),
+    # Solved on data.
+    *(
+        Row(model="smollm2", scheme=scheme, layout=layout, calibrated=True, options=(("quality", "good"),))
+        for scheme, layout in (
+            ("int4:g64", "compressed-tensors"), ("int4:g64", "gptq"), ("w8a8", "compressed-tensors"),
+        )
+    ),
+    Row(model="qwen3_moe", scheme="w4a16", calibrated=True, options=(("quality", "good"),)),
     # What has no kernel on a CPU.
     *(
         Row(model=model, scheme=scheme)
