@@ -145,9 +145,8 @@ def cut_in_vain(modules: Collection[str], config: Config) -> str | None:
 def _cutting(config: Config) -> Iterator[Any]:
     """Yield the converters that cut weights into several layers by name."""
     for row in _converters(config):
-        of_weights = all(pattern.endswith(WEIGHT) for pattern in row.source_patterns)
-        alone = not any(operation.supports_many_to_many for operation in row.operations)
-        if of_weights and alone and len(row.target_patterns) > 1:
+        weights = [name for name in row.source_patterns if name.endswith(WEIGHT) and "*" not in name]
+        if weights == row.source_patterns and len(weights) == 1 < len(row.target_patterns):
             yield row
 
 

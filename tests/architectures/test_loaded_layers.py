@@ -12,6 +12,7 @@ from tests.checkpoint.written import ONE, tensors_of, weight
 from tests.checkpoint.written import save as written
 from tests.peers import Peer
 
+from zeropoint.checkpoint.model.parameter_names import file_rows, model_weights
 from zeropoint.checkpoint.plan.as_loaded import runs_of
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.selection import Selection
@@ -21,8 +22,11 @@ from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.engines import TRANSFORMERS, Loads
 from zeropoint.loaded_layers import asked_layers, cannot_decode, conversions, cut_in_vain
+from zeropoint.models import SplitExperts
+from zeropoint.models.unfuse import unfused
 
 loading = Peer("transformers.core_model_loading")
+transformers = Peer("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its own deprecations
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
@@ -205,3 +209,43 @@ def test_runs_have_equal_distances() -> None:
     rows = torch.tensor([7, 5, 3, 4, 5, 9])
     assert torch.cat([run.at() for run in runs_of(rows)]).tolist() == rows.tolist()
     assert len(runs_of(torch.arange(9))) == 1
+
+
+def test_experts_are_found_where_releases_squeeze_what_they_take_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = {**SMALL, "intermediate_size": 96, "num_key_value_heads": 1, "num_local_experts": 3}
+    with torch.device("meta"):
+        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**of))
+    layers = {name: m.out_features for name, m in model.named_modules() if type(m) is torch.nn.Linear}
+    with unfused(model) as root:
+        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
+        weights = model_weights(layers, experts)
+        found = [(own.module, own.layer, own.index.tolist()) for own in file_rows(root, weights)]
+        assert ("model.layers.0.block_sparse_moe.experts.2.w2", [*range(64)]) in [
+            (module, index) for module, _, index in found
+        ]
+        convert = loading.SplitModulelist.convert
+
+        def squeezed(*args: Any, **named: Any) -> dict[str, torch.Tensor]:
+            return {name: x.squeeze() for name, x in convert(*args, **named).items()}
+
+        monkeypatch.setattr(loading.SplitModulelist, "convert", squeezed)  # up to 5.19
+        again = [(own.module, own.layer, own.index.tolist()) for own in file_rows(root, weights)]
+    assert again == found
+
+
+def test_releases_whose_operations_say_less_are_asked_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers() -> list[object]:
+        cut = cut_in_vain(["layers.0.self_attn.q_proj"], config("gte"))
+        return [
+            cut,
+            *(cannot_decode((), config(name)) for name in ("molmo2_text", "mixtral", "ernie4_5_vl_moe")),
+        ]
+
+    before = answers()
+    for kind in (loading.ConversionOps, *loading.ConversionOps.__subclasses__()):
+        if "supports_many_to_many" in vars(kind):  # from 5.20 on
+            monkeypatch.delattr(kind, "supports_many_to_many")
+    assert answers() == before
+    assert before[1:] == [True, False, False]

@@ -1,9 +1,9 @@
 """Names of model parameters in files, and the places of their rows.
 
 In memory transformers, from 5.0 on, calls and joins weights otherwise than its files do. How it gets from one
-to the other when it saves is asked of transformers itself: for each quantized weight a column with the
-numbers of its rows goes through the same conversion as the other tensors, and says where each has come to
-lie.
+to the other when it saves is asked of transformers itself: for each quantized weight the numbers of its rows,
+in two columns, go through the same conversion as the other tensors, and say where each has come to lie. One
+column would not do: releases up to 5.19 squeeze what they take apart.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ class WeightRows:
 class ModelWeight:
     """A quantized weight of a model: its layers and shape.
 
-    layers: name and rows of each, in order. shape: with one number for each row.
+    layers: name and rows of each, in order. shape: with one number for each row. columns: the axis of them.
     """
 
     layers: tuple[tuple[str, int], ...]
     shape: tuple[int, ...]
+    columns: int = -1
 
 
 def model_weights(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) -> dict[str, ModelWeight]:
@@ -61,8 +62,9 @@ def model_weights(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]
         for own in (split.up, split.down):
             children = split.get_submodule(own).named_children()
             members = tuple((f"{name}.{own}.{key}", _rows(layer)) for key, layer in children)
-            order = (1, members[0][1]) if split.rest.is_transposed else (members[0][1], 1)
-            found[f"{name}.{own}"] = ModelWeight(layers=members, shape=(len(members), *order))
+            rows, columns = members[0][1], -2 if split.rest.is_transposed else -1
+            shape = (len(members), 1, rows) if split.rest.is_transposed else (len(members), rows, 1)
+            found[f"{name}.{own}"] = ModelWeight(layers=members, shape=shape, columns=columns)
     return found
 
 
@@ -110,7 +112,8 @@ def file_rows(model: nn.Module, weights: Mapping[str, ModelWeight]) -> list[Weig
         for layer, rows in weight.layers:
             starts[count] = layer, rows
             count += rows
-        columns[name] = torch.arange(begin, count).reshape(weight.shape)
+        own = torch.arange(begin, count).reshape(weight.shape)
+        columns[name] = torch.cat([own, own], weight.columns)
     begins = torch.tensor(sorted(starts))
     config: Any = model.config if is_pretrained(model) else None
     interleaved = config is not None and expert_layout(config.to_dict()).interleaved
@@ -124,13 +127,14 @@ def file_rows(model: nn.Module, weights: Mapping[str, ModelWeight]) -> list[Weig
         if numbers.ndim == len(_STACKED) and len(owners) == len(numbers):
             found += _rows_of_experts(name, [starts[int(begins[owner])] for owner in owners], interleaved)
             continue
-        if len(owners) > 1 or numbers.ndim != 2 or numbers.shape[1] != 1 or not name.endswith(WEIGHT):
+        in_columns = numbers.ndim == 2 == numbers.shape[1] and torch.equal(*numbers.T)
+        if len(owners) > 1 or not in_columns or not name.endswith(WEIGHT):
             raise UnsupportedError(
                 f"layer {layer}: its weight is stored in {name} together with others, or transposed, which "
                 "the "
                 "layouts do not hold quantized; keep the layer by a rule, or pass allow_float=True"
             )
-        found.append(WeightRows(module=module_of(name), layer=layer, index=numbers.flatten() - first))
+        found.append(WeightRows(module=module_of(name), layer=layer, index=numbers[:, 0] - first))
     return found
 
 
