@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from docs.make_tables import code, table
 
-from zeropoint.codecs.compressed_tensors.tested import SWEPT_COLUMNS, TestedModel, rows, swept
+from zeropoint.codecs.compressed_tensors.tested import SWEPT_COLUMNS, TEXT_ALONE, TestedModel, rows, swept
 
 SHOWN = ("w4a16", "w8a16", "w8a8", "fp8_dynamic", "mxfp4a16", "nvfp4a16")
 
@@ -62,11 +62,11 @@ def every_reason() -> str:
     """Return why some of all architectures do not load, or with an option alone, with their model types."""
     found: dict[str, dict[str, list[str]]] = {}
     for row in _tried():
-        for column in SWEPT_COLUMNS:
+        for column in _SWEPT:
             word, _, reason = row[column].partition(": ")
             if word not in _WORKS or reason.startswith(_WHERE):
                 found.setdefault(_kind(reason), {}).setdefault(row["model_type"], []).append(column)
-    whole = len(SWEPT_COLUMNS)
+    whole = len(_SWEPT)
     return _reasons(found, lambda columns: f" ({', '.join(columns)})" if len(columns) < whole else "")
 
 
@@ -109,6 +109,7 @@ _KINDS = {
     "a package is not installed here": "library",
     "no linear weight in it": "nothing would be quantized",
     "its sizes do not shrink alone": "Error: ",
+    f"it {TEXT_ALONE}, and another input is the main one here": TEXT_ALONE,
 }
 """Reasons of many models, and a part of their text."""
 

@@ -214,6 +214,22 @@ def _shared_layers(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def special_layers(config: Config) -> frozenset[str]:
+    """Return the layers of classes below Linear in transformers' model."""
+    return _special_layers(text_of(config))
+
+
+@functools.lru_cache(maxsize=16)
+def _special_layers(text: str) -> frozenset[str]:
+    try:
+        modules = made_model(text).named_modules()
+    except ZeropointError:
+        return frozenset()
+    return frozenset(
+        name for name, module in modules if isinstance(module, nn.Linear) and type(module) is not nn.Linear
+    )
+
+
 def _missing(owner: Any, module: nn.Module) -> nn.Linear | None:
     """Return the packed layer whose weight ``module``'s initialization reads."""
     try:

@@ -140,8 +140,12 @@ def _tables(text: str) -> frozenset[str]:
 
 def tied_layers(config: Config) -> tuple[str, ...]:
     """Return the tied layers of a model of several models."""
-    several = is_installed() and len(set(_kinds(config))) > 1
-    return _tied_layers(text_of(config)) if several else ()
+    return _tied_layers(text_of(config)) if joins_models(config) else ()
+
+
+def joins_models(config: Config) -> bool:
+    """Return whether transformers makes a model of several models."""
+    return is_installed() and len(set(_kinds(config))) > 1
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,5 +1,7 @@
 """Every architecture of transformers, made tiny, quantized, loaded and compared: a row each."""
 
+import itertools
+import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,9 +16,10 @@ from huggingface_hub.errors import StrictDataclassError
 from tests.architectures.made_inputs import candidates
 from tests.architectures.shrunk import SIZES, Sizes, class_of, tiny
 from tests.architectures.special import SPECIAL
-from tests.architectures.trial import Trial, forward, loaded, quiet, save, tried
+from tests.architectures.trial import Trial, experts_of, forward, loaded, quiet, save, tried
 from tests.architectures.zoo import Animal
 from tests.checkpoint.written import ONE
+from tests.peers import Peer
 from tests.peers import transformers as tf
 from torch import nn
 
@@ -28,11 +31,13 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.compressed_tensors import tested
-from zeropoint.codecs.compressed_tensors.tested import NO_LINEAR, YES
+from zeropoint.codecs.compressed_tensors.tested import NO_LINEAR, TEXT_ALONE, YES
 from zeropoint.codecs.engines import Loads
 from zeropoint.codecs.gptq import CODEC as GPTQ
 from zeropoint.errors import ZeropointError
 from zeropoint.loaded_names import transformers_names
+
+pytorch_utils = Peer("transformers.pytorch_utils")
 
 RAISED = (
     RuntimeError, AttributeError, ValueError, LookupError, TypeError, ImportError, AssertionError, OSError,
@@ -43,7 +48,13 @@ MOST = 40_000_000
 """Weights of the largest model that is tried."""
 INTEGERS = ("w4a16", "int4:g64", "int4:g32", "int4:g16")
 """Schemes of the column w4a16, the largest group first: the first that keeps no weight is taken."""
+ROWS = "int4:channel"
 CHANNELS = "float8_e4m3fn:channel"
+BLOCKS = (
+    "transformer.h", "model.decoder.layers", "gpt_neox.layers", "model.layers", "model.language_model.layers",
+    "h", "decoder.layers", "layers",
+)  # fmt: skip
+"""Where optimum 2.3 looks for layers of GPTQ that nobody names."""
 SWEPT = ("w4a16", "fp8_dynamic", "mxfp4a16", "gptq")
 
 
@@ -92,7 +103,7 @@ def _unrecorded(model_type: str) -> Iterator[None]:
 def _forget() -> None:
     """Read the table again where it is asked."""
     tested.recorded.cache_clear()
-    tested.other_classes.cache_clear()
+    tested.of_gptq.cache_clear()
 
 
 def built(model_type: str) -> Built | str:
@@ -201,6 +212,8 @@ def _transposed(source: Path) -> tuple[str, ...]:
 def _fitting(source: Path, animal: Animal) -> str:
     """Return the scheme of int4 that keeps the fewest weights, of these the one with the largest group.
 
+    One scale for each row where no group fits.
+
     Raises CheckpointError where a checkpoint has no weight of a linear layer.
     """
     opened, kept = open_source(source), dict[str, int]()
@@ -214,7 +227,7 @@ def _fitting(source: Path, animal: Animal) -> str:
             return scheme
     if not kept:
         make_plan(opened, CHANNELS, selection=chosen, limits=ONE)  # raises where there is no linear layer
-    return min(kept, key=lambda scheme: kept[scheme], default=INTEGERS[-1])
+    return min(kept, key=lambda scheme: kept[scheme], default=ROWS)
 
 
 def _of_trial(animal: Animal, source: Path, column: str, folder: Path) -> str:
@@ -236,35 +249,64 @@ def _of_trial(animal: Animal, source: Path, column: str, folder: Path) -> str:
 
 
 def _of_gptq(animal: Animal, source: Path, folder: Path) -> str:
-    """Return whether the layers of the layout of GPTQ are layers of the model, by name and shape."""
+    """Return whether transformers finds the layers of the layout of GPTQ, by name and shape."""
+    given = getattr(tf, animal.model).main_input_name
+    if given != "input_ids":
+        return f"no: it {TEXT_ALONE}, and the main input here is {given}"
+    answer, experts = _of_layout(animal, source, folder / "codes")
+    named = () if animal.include else _transposed(source)
+    if answer.startswith("nothing written") and named:
+        answer, experts = _of_layout(replace(animal, include=named), source, folder / "named")
+    if experts and not animal.ignore:
+        kept, _ = _of_layout(replace(animal, ignore=experts), source, folder / "kept")
+        if kept == Loads.PARTLY.value:
+            return f"{kept}: where --ignore names its experts; otherwise {answer.partition(': ')[2]}"
+    return answer
+
+
+def _of_layout(animal: Animal, source: Path, folder: Path) -> tuple[str, tuple[str, ...]]:
+    """Return an answer, and the tensors that experts come from where these are why it is no yes."""
+    chosen = Selection(include=animal.include, ignore=animal.ignore)
     try:
-        chosen = Selection(include=animal.include)
         plan = make_plan(open_source(source), "int4:g32", selection=chosen, codec=GPTQ, limits=ONE)
         run(plan, folder)
     except ZeropointError as error:
-        return f"nothing written: {error}"
+        return f"nothing written: {error}", ()
     wrong = verify(folder, source, limits=ONE).problems
     if wrong:
-        return f"wrong: verify says {wrong[0]}"
+        return f"wrong: verify says {wrong[0]}", ()
     (verdict,) = (v for v in verdicts(plan) if v.engine == "transformers")
-    problem = None if verdict.loads is Loads.NO else _misplaced(animal, plan)
-    if problem is not None:
-        return f"no: {problem}"
-    return (
-        verdict.loads.value if verdict.loads is Loads.PARTLY else f"{verdict.loads.value}: {verdict.reason}"
-    )
+    if verdict.loads is Loads.NO:
+        return f"{verdict.loads.value}: {verdict.reason}", experts_of(plan)
+    section = json.loads((folder / "config.json").read_text())["quantization_config"]
+    problem = _misplaced(animal, plan, section)
+    return verdict.loads.value if problem is None else f"no: {problem}", ()
 
 
-def _misplaced(animal: Animal, plan: CheckpointPlan) -> str | None:
-    """Return the first quantized layer that the model does not have as a Linear layer of its shape."""
+def _misplaced(animal: Animal, plan: CheckpointPlan, section: Mapping[str, Any]) -> str | None:
+    """Return the first layer in which a plan and what transformers takes for quantized differ, or None."""
     with quiet(), torch.device("meta"):
-        model: nn.Module = getattr(tf, animal.model)(animal.config())
-    modules = dict(model.named_modules())
+        model: Any = getattr(tf, animal.model)(animal.config())
+    taken, ours = _taken(model, section), set[str]()
     for weight in plan.weights:
-        if is_transposed(weight.module, plan.source.config or {}):
-            continue  # of its Conv1D
         name = transformers_names(weight.module, plan.source.config or {})[-1]
-        layer = modules.get(name)
-        if not isinstance(layer, nn.Linear) or tuple(layer.weight.shape) != tuple(weight.shape):
+        ours.add(name)
+        if name not in taken or sorted(taken[name]) != sorted(weight.shape):  # Conv1D has (in, out)
             return f"{name} {NO_LINEAR} of shape {list(weight.shape)}"
-    return None
+    more = next((name for name in taken if name not in ours), None)
+    return None if more is None else f"it takes {more} for a quantized layer"
+
+
+def _taken(model: nn.Module, section: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the layers that optimum 2.3 replaces, GPTQQuantizer.convert_model, with their shapes."""
+    names = [name for name, _ in model.named_modules()]
+    start = section.get("block_name_to_quantize")
+    if start is None:
+        start = next((block for block in BLOCKS if any(name.startswith(block) for name in names)), None)
+    ends = tuple(itertools.chain.from_iterable(section.get("modules_in_block_to_quantize", [[""]])))
+    return {
+        name: tuple(module.weight.shape)
+        for name, module in model.named_modules()
+        if (type(module) is nn.Linear or isinstance(module, (nn.Conv2d, pytorch_utils.Conv1D)))
+        and start is not None and name.startswith(start) and name.endswith(ends)
+    }  # fmt: skip

@@ -20,7 +20,10 @@ from zeropoint.checkpoint.plan.verdicts import verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
+from zeropoint.codecs.awq import CODEC as AWQ
 from zeropoint.codecs.engines import TRANSFORMERS, Loads
+from zeropoint.codecs.gptq import CODEC as GPTQ
+from zeropoint.codecs.protocol import Codec
 from zeropoint.loaded_layers import asked_layers, cannot_decode, conversions, cut_in_vain
 from zeropoint.models import SplitExperts
 from zeropoint.models.unfuse import unfused
@@ -62,6 +65,35 @@ def test_a_weight_of_several_layers_is_written_as_each_of_them(tmp_path: Path) -
     assert verify(tmp_path / "out", tmp_path / "in", limits=ONE).problems == ()
     section = json.loads(str(plan.texts["config.json"]))["quantization_config"]
     assert section["dequantize"] is True
+
+
+@pytest.mark.parametrize(("codec", "scheme"), [(GPTQ, "int4:g32"), (AWQ, "int4:g32:asym")])
+def test_layers_that_take_the_place_of_others_are_written_as_these(
+    codec: Codec, scheme: str, tmp_path: Path
+) -> None:
+    tensors = {f"{QKV}.weight": weight(192, 64), f"{QKV}.bias": torch.ones(192)}
+    of = config("nomic_bert")
+    plan = make_plan(open_source(written(tmp_path / "in", tensors, of)), scheme, codec=codec, limits=ONE)
+    run(plan, tmp_path / "out")
+    assert {f"{CUT[0]}.qweight", f"{QKV}.bias"} <= set(tensors_of(tmp_path / "out"))
+    assert verify(tmp_path / "out", tmp_path / "in", limits=ONE).problems == ()
+    (found,) = (v for v in verdicts(plan) if v.engine == TRANSFORMERS)
+    assert found.loads is Loads.PARTLY
+
+
+def test_a_layer_of_a_special_class_stays_where_ordinary_ones_are_replaced(tmp_path: Path) -> None:
+    vision = {"model_type": "siglip_vision_model", "intermediate_size": 64, "image_size": 16, "patch_size": 8}
+    of = {
+        "model_type": "siglip", "architectures": ["SiglipModel"], "vision_config": {**SMALL, **vision},
+        "text_config": {"model_type": "siglip_text_model", "intermediate_size": 64, **SMALL},
+    }  # fmt: skip
+    out, other = "vision_model.head.attention.out_proj", "vision_model.encoder.layers.0.mlp.fc1"
+    tensors = {f"{out}.weight": weight(64, 64), f"{other}.weight": weight(128, 64)}
+    source = open_source(written(tmp_path, tensors, of))
+    assert [d.entry.name for d in make_plan(source, "int4:g32", codec=GPTQ, limits=ONE).unfit] == [
+        f"{out}.weight"
+    ]
+    assert make_plan(source, "int4:g32", limits=ONE).unfit == ()
 
 
 def test_rows_are_in_the_order_of_the_loader() -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tests.architectures.zoo import Animal
 from tests.checkpoint.written import ONE, tensors_of
+from tests.peers import Peer
 from tests.peers import transformers as tf
 from torch import nn
 
@@ -31,6 +32,8 @@ from zeropoint.codecs.compressed_tensors.tested import SEVERAL
 from zeropoint.codecs.engines import Loads
 from zeropoint.codecs.layer_schemes import layer_scheme
 
+lifecycle = Peer("compressed_tensors.quantization.lifecycle.forward")
+
 COLUMNS = (
     "w4a16", "w8a16", "w8a8", "fp8_dynamic", "mxfp4a16", "nvfp4a16", "w4a16_asym", "mxfp4", "mxfp8",
     "mxfp8a16",
@@ -38,14 +41,14 @@ COLUMNS = (
 )  # fmt: skip
 # Dynamic inputs move the outputs of two layers by some hundredths of their norm, of 4 bits by some tenths.
 NEAR = {"w8a8": 0.08, "fp8_dynamic": 0.15, "mxfp8": 0.25, "mxfp4": 0.7}
-"""Largest distance of the outputs to those of the weights alone, relative to their norm."""
+"""Largest distance of outputs, relative to their norm, where experts one by one round inputs, and joined ones
+do not."""
 BFLOAT16 = 2.0**-7
 """What two roundings to bfloat16 change, which is how transformers decodes nvfp4 in every model."""
 SUMMED_OTHERWISE = 2.0**-10
 """What products of experts in one tensor and one by one differ by in float16."""
 SAME_INPUTS = 2.0**-16
-"""What outputs differ by in float32 where both round inputs alike; scales of others have fewer bits."""
-_DYNAMIC = ("w8a8", "fp8_dynamic")
+"""What outputs differ by where both round inputs alike."""
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -116,13 +119,31 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
     run(plan, folder / "codes")
     (verdict,) = (v for v in verdicts(plan) if v.engine == "transformers")
     dtype = torch.bfloat16 if _is_lazy(plan) else None
+    problem = problem_of(animal, folder, column, dtype)
+    if problem is not None and dtype is not None and not _runs(animal, source, dtype):
+        problem = f"its code does not run in bfloat16, to which {column} is decoded"
     option = dtype is not None and any(weight.dtype != dtype for weight in plan.weights)
     return Trial(
-        problem=problem_of(animal, folder, column, dtype), verdict=verdict,
+        problem=problem, verdict=verdict,
         refused=refusal(plan) is not None, option=option, named=bool(animal.include),
         kept=tuple(dict.fromkeys(d.reason for d in plan.unfit)),
-        experts=tuple(dict.fromkeys(w.reader.entry.name for w in plan.weights if is_expert(w.module))),
+        experts=experts_of(plan),
     )  # fmt: skip
+
+
+def experts_of(plan: CheckpointPlan) -> tuple[str, ...]:
+    """Return the tensors that quantized experts come from."""
+    return tuple(dict.fromkeys(w.reader.entry.name for w in plan.weights if is_expert(w.module)))
+
+
+def _runs(animal: Animal, source: Path, dtype: torch.dtype) -> bool:
+    """Return whether the floats that a model comes from run in a dtype."""
+    if animal.inputs():
+        try:
+            forward(animal, loaded(animal, source, dtype)[0])
+        except _LOADING:
+            return False
+    return True
 
 
 def _is_lazy(plan: CheckpointPlan) -> bool:
@@ -177,10 +198,8 @@ def problem_of(animal: Animal, folder: Path, column: str, dtype: torch.dtype | N
         expected = forward(animal, plain)
     distance = float((outputs - expected).norm() / expected.norm())
     split = splits_experts(codes.config.to_dict())
-    apart = SUMMED_OTHERWISE if split else 0.0
-    rounded = SAME_INPUTS if codes.dtype is torch.float32 else 0.0
-    near = rounded if rounded and column in _DYNAMIC and not split else NEAR.get(column, 2 * small)
-    if not distance <= max(near, apart, rounded):
+    near = max(SUMMED_OTHERWISE, NEAR.get(column, 0.0)) if split else SAME_INPUTS
+    if not distance <= max(near, 2 * small):
         return f"gives other outputs: they differ by {distance:.3g} of their norm"
     return None
 
@@ -191,9 +210,18 @@ def _rounded_inputs(plain: Any, codes: Any, column: str) -> Iterator[None]:
     if hasattr(codes.config, "_is_quantized"):  # by which Mamba chooses how it computes
         plain.config._is_quantized = True
     given = None if column == SEVERAL else layer_scheme(column, CODEC).input
-    quantized = {n for n, module in codes.named_modules() if hasattr(module, "quantization_scheme")}
+    quantized = {n: module for n, module in codes.named_modules() if hasattr(module, "quantization_scheme")}
+
+    def rounded_as(module: Any, x: torch.Tensor) -> torch.Tensor:
+        if given is None or x.dtype is torch.float32:
+            return x if given is None else _rounded(x, given.scheme)
+        # Scales in 16 bits are its own.
+        return lifecycle.forward_quantize(module, x, "input", module.quantization_scheme.input_activations)
+
     rounded = [
-        module.register_forward_pre_hook(lambda _, inputs: (_rounded(inputs[0], given.scheme), *inputs[1:]))
+        module.register_forward_pre_hook(
+            lambda _, inputs, of=quantized[name]: (rounded_as(of, inputs[0]), *inputs[1:])
+        )
         for name, module in plain.named_modules()
         if given is not None and name in quantized
     ]

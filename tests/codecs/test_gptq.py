@@ -14,6 +14,7 @@ import zeropoint as zp
 from zeropoint.checkpoint.plan import output_tensors
 from zeropoint.checkpoint.plan.recipe import RecipeText
 from zeropoint.codecs.gptq import CODEC
+from zeropoint.codecs.gptq_config import named_layers
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.codecs.words import fields_of, words_of
@@ -87,6 +88,30 @@ def test_a_weight_whose_outputs_fill_no_whole_words_is_kept() -> None:
     layer = layer_scheme("int4:g128", CODEC)
     assert CODEC.refusal(layer, (100, 256)) == "first axis 100 does not fill whole words, of 8 codes"
     assert CODEC.refusal(layer, (96, 200)) == "last axis 200 is not a multiple of the group, 128"
+
+
+UP = [f"model.layers.{n}.mlp.up_proj" for n in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("quantized", "kept", "named"),
+    [
+        (UP, ["model.embed_tokens", "lm_head"], None),
+        ([*UP, "lm_head"], [], ["mlp.up_proj", "lm_head"]),
+        (UP, ["model.layers.0.mlp.gate"], ["mlp.up_proj"]),
+        (UP, ["model.layers.2.mlp.up_proj"], UP),
+        (["bert.encoder.layer.0.output.dense"], [], ["output.dense"]),
+        (["layers.0.mlp.up_proj"], ["head.weight"], ["mlp.up_proj"]),
+        ([*UP, "model.layers.2.mlp.experts.0.up_proj"], ["model.layers.2.mlp.gate"], None),
+    ],
+)  # fmt: skip
+def test_layers_are_named_where_loaders_would_take_others(
+    quantized: list[str], kept: list[str], named: list[str] | None
+) -> None:
+    found = named_layers(quantized, kept, {})
+    assert found == (
+        {} if named is None else {"block_name_to_quantize": "", "modules_in_block_to_quantize": [named]}
+    )
 
 
 def files(folder: Path, tensors: dict[str, torch.Tensor], **settings: object) -> Path:

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import zeropoint as zp
@@ -14,6 +15,7 @@ from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs import onnx_operators
 from zeropoint.codecs.registry import get_codec
+from zeropoint.errors import CheckpointError
 
 from .onnx_models import decoded, model, ran, save, values, with_values
 
@@ -96,6 +98,44 @@ def test_a_weight_is_quantized_wherever_it_is(place: str, layout: str, tmp_path:
         ran(out / "model.onnx", X)[0], ran(with_values(source, weights), X)[0], rtol=0, atol=1e-5
     )
     assert np.abs(ran(out / "model.onnx", X)[0] - ran(source, X)[0]).max() > 1e-4
+
+
+IN_A_BODY = "read in the body of a node, such as If, whose inputs are not seen while a model runs"
+
+
+def in_both() -> Any:
+    """A weight of the main graph that a branch reads, too."""
+    product = node("MatMul", ["r", "w"], ["b"])
+    branch = helper.make_graph([product], "branch", [], [info("b", TensorProto.FLOAT, [2, 32])])
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]), node("Relu", ["x"], ["r"]),
+        node("If", ["on"], ["c"], then_branch=branch, else_branch=branch), node("Add", ["a", "c"], ["d"]),
+        node("MatMul", ["d", "v"], ["y"]),
+    ]  # fmt: skip
+    on = numpy_helper.from_array(np.array(True), "on")
+    return made(nodes, [held("w", (64, 32)), held("v", (32, 32)), on])
+
+
+@pytest.mark.parametrize(("make", "kept"), [(in_a_loop, {"square", "outer"}), (in_both, {"w"})])
+def test_static_inputs_are_for_layers_that_no_body_reads(make: Any, kept: set[str], tmp_path: Path) -> None:
+    source, out = save(make(), tmp_path / "in"), tmp_path / "out"
+    given = {"format": "onnx", "calibration": torch.from_numpy(X["x"])}
+    result = zp.quantize_checkpoint(source, out, "w8a8_static", **given)
+    reasons = {d.entry.name.removesuffix(".weight"): d.reason for d in result.plan.unfit}
+    assert reasons.keys() == kept
+    assert all(IN_A_BODY in reason for reason in reasons.values())
+    assert all(name not in decoded(out) for name in kept)
+    wanted, found = (ran(path, X)[0] for path in (source, out / "model.onnx"))
+    assert np.linalg.norm(wanted - found) < 0.02 * np.linalg.norm(wanted)  # one product in int8
+    assert sum(IN_A_BODY in note for note in result.notes) == 1
+
+
+def test_a_model_whose_layers_are_all_in_bodies_says_so(tmp_path: Path) -> None:
+    source = save(in_a_branch(), tmp_path / "in")
+    with pytest.raises(CheckpointError, match=f"nothing would be quantized.*{IN_A_BODY}"):
+        zp.quantize_checkpoint(
+            source, tmp_path / "out", "w8a8_static", format="onnx", calibration=torch.ones(2, 64)
+        )
 
 
 def test_an_older_model_is_translated_with_the_numbers_of_a_branch_elsewhere(tmp_path: Path) -> None:

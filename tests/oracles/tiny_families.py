@@ -51,6 +51,10 @@ _NEMOTRON = {
     **{key: value for key, value in _MODEL.items() if key != "num_hidden_layers"}, "head_dim": 16,
     "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4,
 }  # fmt: skip
+_COHERE = {
+    **_MODEL, "num_hidden_layers": 5, "head_dim": 16, "logit_scale": 0.25, "sliding_window": 16,
+    "num_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
 _CONV = ["conv", "conv", "full_attention", "conv"]
 _ROUTED = {
     **_MODEL, "num_hidden_layers": 3, "head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
@@ -124,6 +128,11 @@ FAMILIES: Mapping[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     "cohere": _config("Cohere", **_MODEL, logit_scale=0.25), "cohere2": _config(
         "Cohere2", **_FOUR, logit_scale=0.25, sliding_window=16, rotary_pct=1.0,
+    ),
+    "cohere2_moe": _config("Cohere2Moe", **_COHERE), "cohere2_moe_shared": _config(
+        "Cohere2Moe", **_COHERE, first_k_dense_replace=1, prefix_dense_intermediate_size=64,
+        rms_norm_eps=1e-5, num_shared_experts=2, expert_selection_fn="sigmoid", norm_topk_prob=True,
+        tie_word_embeddings=False,
     ),
     "nemotron_h_latent": _config(
         "NemotronH", **_NEMOTRON, layers_block_type=["mamba", "attention", "moe", "mamba", "moe"],

@@ -131,6 +131,7 @@ class Awq(Codec):
     methods = (QUANT_METHOD,)
     reader = AwqReader
     negative_scales = True
+    divisible = ()
 
     def layout(self, layer: LayerScheme) -> str:
         held = _PATTERN.holds(layer.weight)

@@ -14,9 +14,10 @@ A part of a weight is some of its inputs: whole lines of all four. The configura
 "gptq", "bits": b, "group_size": g or -1, "desc_act": false, "sym": ..., "checkpoint_format": "gptq" or
 "gptq_v2", "dynamic": {...}}``, in config.json and in quantize_config.json. ``dynamic`` has regular
 expressions, the first that matches a module decides: ``-:REGEX`` keeps it, ``+:REGEX`` gives it other bits,
-group_size or sym. The second version stores zero points as they are; it is written for asymmetric weights, of
-which the first cannot hold a zero point of 0: its words are one less for each field, so that a 0 borrows from
-the next one.
+group_size or sym. Where layers are kept inside of blocks, or blocks have names that transformers' loader does
+not know, ``modules_in_block_to_quantize`` names the quantized layers, and ``block_name_to_quantize`` is "".
+The second version stores zero points as they are; it is written for asymmetric weights, of which the first
+cannot hold a zero point of 0: its words are one less for each field, so that a 0 borrows from the next one.
 
 The order of a source (act-order) is preserved where its codes are, never created. Where it left groups out
 of order, a part has the scale and the zero point of each of its inputs, and a weight is written whole.
@@ -36,7 +37,7 @@ from typing import Any
 
 import torch
 
-from ..architectures import merged
+from ..architectures import merged, model_type
 from ..errors import CheckpointError, UnsupportedError
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout.word_lines import WORD
@@ -48,8 +49,9 @@ from . import engines, word_layers
 from .act_order import group_index
 from .block_extents import blocks, by_column
 from .compressed_tensors.targets import targets
+from .compressed_tensors.tested import TEXT_ALONE, of_gptq
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, Facts, Loads, Problem, decoded_first, rules
-from .gptq_config import BITS, OTHER, QUANT_METHOD, SKIP, V1, V2, GptqSettings
+from .gptq_config import BITS, OTHER, QUANT_METHOD, SKIP, V1, V2, GptqSettings, named_layers
 from .held_schemes import FLOAT_SCALES
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, float_scales, needed, record_of
@@ -72,8 +74,6 @@ from .words import fields_of, group_of, whole_words, words_of, words_of_one
 
 _HEAD = "lm_head"
 _MARLIN_GROUPS = (0, 32, 64, 128)
-_IN_BLOCKS = re.compile(r"\.\d+\\?\.")
-"""Block number in rules that keep a layer of a block."""
 
 
 class GptqReader(Reader):
@@ -191,10 +191,11 @@ def _index(weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> torch.
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
     yield from word_layers.transformers(facts)
-    rules = facts.section.get("dynamic", {})
-    several = any(rule.startswith(OTHER) or _IN_BLOCKS.search(rule) for rule in rules)
-    if several or facts.section.get("lm_head"):
-        yield Loads.NO, "it takes all layers of the blocks, under one scheme; GPTQModel.load reads dynamic"
+    other = of_gptq(TEXT_ALONE).get(model_type(facts.family))
+    if other is not None:
+        yield Loads.NO, other
+    if any(rule.startswith(OTHER) for rule in facts.section.get("dynamic", {})):
+        yield Loads.NO, "it takes all layers under one scheme; GPTQModel.load reads dynamic"
     yield Loads.PARTLY, "5.23 runs it with optimum 2.3 and gptqmodel 7.7"
 
 
@@ -244,6 +245,7 @@ class Gptq(Codec):
     methods = (QUANT_METHOD,)
     reader = GptqReader
     negative_scales = True
+    divisible = ()
 
     def layout(self, layer: LayerScheme) -> str:
         weight, element = layer.weight, layer.weight.element
@@ -344,6 +346,7 @@ class Gptq(Codec):
             "checkpoint_format": most.layout,
             "pack_dtype": "int32",
             "dynamic": _dynamic(names, most, contents.left_out),
+            **(named_layers(every, contents.kept, contents.family) if len(names) == 1 else {}),
             "meta": {"quantizer": ["zeropoint"]},
         }
         return Documents(section=settings, files={"quantize_config.json": settings})

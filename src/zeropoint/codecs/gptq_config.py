@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..architectures import Config, is_expert
 from ..errors import CheckpointError, UnsupportedError, printable
+from ..loaded_names import loaded_names, transformers_names
 from ..patterns import REGEX, name_patterns
 from ..schemes import Scheme
 from .records import group_size
@@ -80,3 +83,45 @@ def _other(config: Mapping[str, Any], rule: str, given: object) -> Scheme | None
             "object; the file is damaged"
         )
     return weight_scheme({**config, **given})
+
+
+_BLOCKS = (
+    "transformer.h",
+    "model.decoder.layers",
+    "gpt_neox.layers",
+    "model.layers",
+    "model.language_model.layers",
+)
+"""Where optimum 2.3 looks for layers: the first with which a module's name begins (gptq/constants.py).
+
+It looks for ``h``, ``decoder.layers`` and ``layers`` as well, with which many other names begin.
+"""
+_TO_BLOCK = re.compile(r"^.*?\.\d+\.")
+"""A layer's name up to the first number."""
+
+
+def named_layers(quantized: Sequence[str], kept: Sequence[str], family: Config) -> dict[str, Any]:
+    """Return settings that name quantized layers, if loaders need them.
+
+    transformers' loader otherwise takes all layers in the blocks that it knows, which is right for most
+    models, and fails where there are none. It reads no experts.
+
+    >>> names = [f"encoder.layer.{n}.attention.self.key" for n in (0, 1)]
+    >>> named_layers(names, ["encoder.layer.0.output.dense", "pooler.dense"], {})
+    {'block_name_to_quantize': '', 'modules_in_block_to_quantize': [['attention.self.key']]}
+    >>> named_layers(["model.layers.0.mlp.up_proj"], ["lm_head"], {})
+    {}
+    """
+    made, left = ([transformers_names(name, family)[-1] for name in names] for names in (quantized, kept))
+    blocks = next((block for block in _BLOCKS if any(name.startswith(block) for name in [*made, *left])), "")
+    inside = blocks and all(name.startswith(blocks) for name in made)
+    usual = inside and not any(name.startswith(blocks) for name in left)
+    if usual or any(map(is_expert, quantized)):
+        return {}
+    left = [each for name in kept for each in loaded_names(name, family)]
+    found: dict[str, None] = {}
+    for each in dict.fromkeys(each for name in quantized for each in loaded_names(name, family)):
+        short = _TO_BLOCK.sub("", each)
+        # Loaders take the end of a name, or any part of it.
+        found[each if any(short in other for other in left) else short] = None
+    return {"block_name_to_quantize": "", "modules_in_block_to_quantize": [list(found)]}

@@ -46,6 +46,8 @@ def input_type(given: Activation) -> str | None:
 
 def input_refusal(use: Use) -> str | None:
     """Return why inputs of a layer cannot be quantized, or None."""
+    if use.inside:
+        return "it is read in the body of a node, such as If, whose inputs are not seen while a model runs"
     odd = {name for name in use.operators if name.partition(" ")[0] not in DATA_INPUTS.keys() | _PASSES}
     return f"it is read by {', '.join(sorted(odd))}, whose inputs are not quantized here" if odd else None
 

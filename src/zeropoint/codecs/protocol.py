@@ -195,7 +195,7 @@ class Codec(Protocol):
             :meth:`refusal` sees a first axis of experts; elsewhere their rows form one matrix.
         separator: between a module's name and a suffix, in the name of a tensor.
         keeps_codes: whether its documents can describe layers with codes kept from a source of its own.
-        divisible: layouts of weights that transformers cuts and joins while it loads; None for all.
+        divisible: layouts that transformers cuts and joins; None for all, () where it puts other layers in.
     """
 
     name: str

@@ -17,7 +17,7 @@ import torch
 
 from ..architectures import Config, model_type
 from ..errors import printable
-from .compressed_tensors.tested import other_classes
+from .compressed_tensors.tested import NO_LINEAR, of_gptq
 from .engines import Facts, Loads, Problem, always, fused_alike
 from .records import Known, model_dtype
 
@@ -40,7 +40,7 @@ def transformers(facts: Facts) -> Iterator[Problem]:
             Loads.NO,
             f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights",
         )
-    other = other_classes().get(model_type(facts.family))
+    other = of_gptq(NO_LINEAR).get(model_type(facts.family))
     if other is not None:
         yield Loads.NO, other
 

@@ -113,6 +113,13 @@ def test_a_file_without_sizes_is_refused_and_one_of_another_architecture_is_not_
         ("llama4", {"attention_chunk_size": 4096}, "attention_chunk_size is 4096 in config.json"),
         ("glm_moe_dsa", {"mlp_layer_types": ["sparse"] * 3}, "has the first 1 so; write safetensors"),
         ("glm_moe_dsa", {"indexer_types": ["full"] * 2}, "indexer_types has 2 items in config.json"),
+        ("cohere2_moe_shared", {"mlp_layer_types": ["sparse", "dense"] * 2}, "dense layers behind others"),
+        ("cohere2_moe_shared", {"prefix_dense_sliding_window_pattern": 2}, "without rotary embeddings"),
+        (
+            "cohere2_moe",
+            {"shared_expert_combination_strategy": "sum"},
+            "shared_expert_combination_strategy is 'sum' in config.json",
+        ),
     ],
 )
 def test_what_llama_cpp_has_as_constants_is_refused_where_a_model_has_others(
@@ -124,3 +131,20 @@ def test_what_llama_cpp_has_as_constants_is_refused_where_a_model_has_others(
     assert model_values(family, config)
     with pytest.raises((CheckpointError, UnsupportedError), match=message):
         model_values(family, config | change)
+
+
+def test_kinds_of_layers_of_cohere_are_counted_where_config_json_does_not_say_them() -> None:
+    config = tiny_families.FAMILIES["cohere2_moe_shared"]().to_dict()
+    older = {key: value for key, value in config.items() if not key.endswith("layer_types")}
+    assert values_of({**older, "first_k_dense_replace": 1}) == values_of(config)
+    window = [False, True, True, True, False]
+    assert values_of(config)["cohere2moe.attention.sliding_window_pattern"] == window
+    assert values_of(config)["cohere2moe.leading_dense_block_count"] == 1
+
+
+def test_softmax_of_chosen_experts_is_a_softmax_of_all_that_is_scaled() -> None:
+    config = tiny_families.FAMILIES["cohere2_moe"]().to_dict() | {"norm_topk_prob": False}
+    values = values_of(config)
+    assert (values["cohere2moe.expert_gating_func"], values["cohere2moe.expert_weights_norm"]) == (1, True)
+    sigmoid = values_of(config | {"expert_selection_fn": "sigmoid"})
+    assert (sigmoid["cohere2moe.expert_gating_func"], sigmoid["cohere2moe.expert_weights_norm"]) == (2, False)

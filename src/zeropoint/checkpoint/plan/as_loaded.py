@@ -6,6 +6,7 @@ as what it becomes there, where vLLM does not build the model from the names of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -15,13 +16,24 @@ from ...architectures import classes_of
 from ...codecs.divided_tensors import RowRun
 from ...codecs.engine_architectures import is_of_vllm
 from ...codecs.protocol import LayerScheme
-from ...loaded_layers import RowConversion, asked_layers, cannot_decode, conversions, renamings, shared_layers
-from ...loaded_names import transformers_names
+from ...loaded_layers import (
+    RowConversion,
+    asked_layers,
+    cannot_decode,
+    conversions,
+    renamings,
+    shared_layers,
+    special_layers,
+)
+from ...loaded_names import joins_models, transformers_names
 from .decisions import TensorDecision, compact, misfit
 from .float_view import Floats
 from .gathered import Gathered, Shapes, gathered_entry, replaced
 from .row_reader import RowReader
-from .selection import WEIGHT, Why, module_of
+from .selection import Why, module_of
+
+_CODES = re.compile(r"(.*)\.q?weight")
+"""The module of a weight or of its codes."""
 
 
 def as_loaded(floats: Floats, names: Iterable[str]) -> Floats:
@@ -29,7 +41,7 @@ def as_loaded(floats: Floats, names: Iterable[str]) -> Floats:
 
     names: tensors of other files.
     """
-    modules = {name.rpartition(WEIGHT)[0] for name in names if WEIGHT in name}
+    modules = {part[1] for name in names if (part := _CODES.match(name)) is not None}
 
     def is_made(conversion: RowConversion) -> bool:
         made = {module_of(name) for name in conversion.made}
@@ -44,7 +56,8 @@ def loadable(floats: Floats, decisions: Sequence[TensorDecision]) -> tuple[Float
     """Return a checkpoint and decisions with weights that transformers loads.
 
     Weights become weights of its own layers. Layers stay floats where its code asks for their weight while
-    codes alone are there, and where it gives other layers their weight, but not their codes.
+    codes alone are there, and where it gives other layers their weight, but not their codes. Where it
+    puts layers of its own in the place of others, special classes stay.
     """
     config = floats.source.config or {}
     layers = dict.fromkeys(d.layer for d in decisions if d.layer is not None)
@@ -56,10 +69,13 @@ def loadable(floats: Floats, decisions: Sequence[TensorDecision]) -> tuple[Float
         floats, decisions = _with_its_layers(floats, decisions)
     if len(layers) != 1:  # weights of several schemes are not decoded while they load, which the verdict says
         return floats, decisions
-    undecoded = packed and cannot_decode(floats.source.entries, config)
+    replaced = packed and not any(layer.codec.divisible for layer in layers)
+    undecoded = packed and not replaced and cannot_decode(floats.source.entries, config)
+    if replaced and classes_of(config) and (ours or joins_models(config)):
+        decisions = _without(floats, decisions, special_layers(config), _SPECIAL)
     if undecoded:
         decisions = _without(floats, decisions, asked_layers(config), _ASKED)
-    if ours and classes_of(config) and (undecoded or not packed):
+    if ours and classes_of(config) and (undecoded or replaced or not packed):
         decisions = _without(floats, decisions, shared_layers(config), _SHARED)
     return floats, decisions
 
@@ -147,6 +163,7 @@ def runs_of(rows: torch.Tensor) -> tuple[RowRun, ...]:
 
 
 _ASKED = "transformers' code asks for its weight, where it finds codes alone"
+_SPECIAL = "a layer of its own kind to transformers, which puts quantized ones in place of ordinary ones"
 _SHARED = "transformers gives other layers its weight, and not its codes"
 
 

@@ -57,13 +57,15 @@ NO_LINEAR = "is no linear layer"
 """Mark in reasons: transformers gives quantized layers the model's own class."""
 UNCUT, ASKED = "fails where no such layer is quantized", "asks for the weight"
 """Marks in reasons that hold for the layers of one plan, and not for the model type."""
+TEXT_ALONE = "takes models of text alone"
+"""Mark in reasons: transformers loads GPTQ files of models whose main input is ``input_ids``."""
 
 
 @functools.cache
-def other_classes() -> Mapping[str, str]:
-    """Return, by model type, the layer that loaders want as Linear."""
+def of_gptq(mark: str) -> Mapping[str, str]:
+    """Return recorded reasons of GPTQ files with a mark, by model type."""
     found = {row["model_type"]: row["gptq"].partition(": ")[2] for row in swept()}
-    return {model_type: reason for model_type, reason in found.items() if NO_LINEAR in reason}
+    return {model_type: reason for model_type, reason in found.items() if mark in reason}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,7 +190,8 @@ def initializers(model: Any) -> tuple[list[Initializer], dict[str, GraphLayer]]:
             each.use = Use(part=(key, part))
     for each in found.values():
         if each.use.part is None:
-            each.use = _use(each)
+            inside = any(read.graph is not model.graph for read in products(each.reads))
+            each.use = _use(each)._replace(inside=inside)
             longer = f"{each.name}.weight"
             if each.use.kind != "Other" and not each.name.endswith(".weight") and longer not in found:
                 each.name = longer

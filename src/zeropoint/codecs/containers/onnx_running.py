@@ -39,12 +39,12 @@ def layer_inputs(
         raise UnsupportedError("static inputs of an ONNX model need onnxruntime; install zeropoint[onnx]")
     model = parsed(files.graph)
     found, _ = initializers(model)
-    read = dict(_data_names(found, modules, model.graph))
+    read = dict(_data_names(found, modules))
     missing = next((module for module in modules if not read.get(module)), None)
     if missing is not None:
         raise UnsupportedError(
-            f"inputs of {printable(missing)} are not seen while the model runs: it is quantized already, or "
-            f"in the body of a node; name it in {option('ignore')}"
+            f"inputs of {printable(missing)} are not seen while the model runs: it is quantized already; "
+            f"name it in {option('ignore')}"
         )
     held = {each.tensor.name for each in found}
     inputs = [each for each in model.graph.input if each.name not in held]
@@ -73,14 +73,12 @@ def layer_inputs(
                 yield module, torch.from_numpy(np.ascontiguousarray(seen[name])).float()
 
 
-def _data_names(
-    found: Iterable[Initializer], modules: Collection[str], graph: Any
-) -> Iterator[tuple[str, set[str]]]:
-    """Yield modules with the data names of their main-graph products."""
+def _data_names(found: Iterable[Initializer], modules: Collection[str]) -> Iterator[tuple[str, set[str]]]:
+    """Yield modules with the data names of their products."""
     for each in found:
         module = each.name.removesuffix(".weight")
         if module in modules and each.use.kind == "Linear":
-            yield module, {read.node.input[n] for read, n in data_of(each) if read.graph is graph}
+            yield module, {read.node.input[n] for read, n in data_of(each)}
 
 
 def _batch_of(inputs: Sequence[Any], arrays: Mapping[str, Any]) -> tuple[int, int]:

@@ -58,7 +58,8 @@ class Use(NamedTuple):
     the shape (outputs, inputs). axis: of its inputs; axes before it are outputs, or inputs where it is
     transposed, and axes behind it the others. kernel: values behind the axis of inputs that are inputs, too.
     run: inputs of one matrix where a row holds the inputs of several, else 0. spread: whether outputs lie
-    along several axes. part: the quantized layer that it is a part of, and which part.
+    along several axes. part: the quantized layer that it is a part of, and which part. inside: whether a node
+    reads it in the body of another one.
     """
 
     kind: str = "Other"
@@ -70,6 +71,7 @@ class Use(NamedTuple):
     run: int = 0
     spread: bool = False
     part: tuple[str, str] | None = None
+    inside: bool = False
 
 
 class Found(NamedTuple):

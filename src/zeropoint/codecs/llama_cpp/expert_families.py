@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from ...architectures import Config
 from ...errors import UnsupportedError
 from ..stored_forms import Reshaped
+from .decoder_families import ALTERNATING
 from .family import (
     ATTENTION,
     EVERYWHERE,
@@ -21,6 +24,7 @@ from .family import (
     ROUTED_EXPERTS,
     ROUTER,
     SIGMOID,
+    SOFTMAX,
     WIDE,
     Change,
     Derived,
@@ -74,6 +78,60 @@ def _whole_keys(text: Config) -> Values:
     return {}
 
 
+def _types(text: Config) -> Config:
+    """Return Cohere's kinds of layers, counted where config.json has none."""
+    dense, count = text.get("first_k_dense_replace", 0), text["num_hidden_layers"]
+    periods = [text["prefix_dense_sliding_window_pattern"]] * dense
+    periods += [text["sliding_window_pattern"]] * (count - dense)
+    places = [*range(1, dense + 1), *range(1, count - dense + 1)]
+    kinds = [
+        "full_attention" if at % period == 0 else "sliding_attention"
+        for at, period in zip(places, periods, strict=True)
+    ]
+    layers = ["dense"] * dense + ["sparse"] * (count - dense)
+    return {
+        "layer_types": text.get("layer_types") or kinds,
+        "mlp_layer_types": text.get("mlp_layer_types") or layers,
+    }
+
+
+def _cohere(text: Config) -> Values:
+    """Return the metadata of Cohere's experts.
+
+    Raises UnsupportedError for dense layers that are not the first, or not rotated as llama.cpp rotates them.
+    """
+    kinds, shared = [kind == "dense" for kind in text["mlp_layer_types"]], text["num_shared_experts"]
+    dense, softmax = sum(kinds), text["expert_selection_fn"] == "softmax"
+    full = "full_attention" in text["layer_types"][:dense]
+    if not all(kinds[:dense]) or (full and text["prefix_dense_sliding_window_pattern"] != 1):
+        raise UnsupportedError(
+            "config.json has dense layers behind others, or without rotary embeddings, which llama.cpp does "
+            "not compute in models of cohere2moe; write safetensors"
+        )
+    values: dict[str, int | bool] = {
+        "leading_dense_block_count": dense,
+        "expert_gating_func": SOFTMAX if softmax else SIGMOID,
+        # transformers takes the softmax of chosen experts alone.
+        "expert_weights_norm": softmax or bool(text["norm_topk_prob"]),
+    }
+    if shared:
+        values["expert_shared_count"] = shared
+        values["expert_shared_feed_forward_length"] = shared * text["intermediate_size"]
+    return values
+
+
+def _of_cohere(values: Mapping[str, Any]) -> dict[str, Any]:
+    count, dense = values.get("block_count"), values.get("leading_dense_block_count", 0)
+    if type(count) is not int or type(dense) is not int or not 0 <= dense <= count <= 1 << 12:
+        return {}
+    return {
+        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (count - dense),
+        "expert_selection_fn": "softmax" if values.get("expert_gating_func") == SOFTMAX else "sigmoid",
+        "norm_topk_prob": values.get("expert_weights_norm", False),
+        "num_shared_experts": values.get("expert_shared_count", 0),
+    }
+
+
 _QWEN2_MOE = Family(
     architecture="qwen2moe", model_type="qwen2_moe", class_name="Qwen2MoeForCausalLM", wide=WIDE,
     layers=MappingProxyType({**ATTENTION, **ROUTER, **SHARED_EXPERT}), changes=ROW,
@@ -81,6 +139,30 @@ _QWEN2_MOE = Family(
     always=MappingProxyType({**EVERYWHERE, "norm_topk_prob": False}),
 )
 FAMILIES = (
+    Family(
+        architecture="cohere2moe", model_type="cohere2_moe", class_name="Cohere2MoeForCausalLM", wide=WIDE,
+        layers=MappingProxyType({
+            **{old: new for old, new in ATTENTION.items() if new != "ffn_norm"}, **MLP, **ROUTER,
+            **SHARED_EXPERTS,
+        }),
+        experts=(("mlp.experts", PROJECTIONS),), complete=_types, kinds=(ALTERNATING,), rotary=1.0,
+        numbers=MappingProxyType({**EXPERTS, "expert_feed_forward_length": ("intermediate_size",)}),
+        values=MappingProxyType({
+            "feed_forward_length": Key(("prefix_dense_intermediate_size", "intermediate_size")),
+            "attention.sliding_window": Key(("sliding_window",)), "logit_scale": Key(("logit_scale",), float),
+        }),
+        constants=MappingProxyType({"rope.scaling.type": "none"}), scalings=frozenset(("default",)),
+        always=MappingProxyType({
+            "attention_bias": False, "shared_expert_combination_strategy": "average",
+        }),
+        derived=Derived(_cohere, _of_cohere),
+        defaults=MappingProxyType({
+            "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_theta": 10000.0, "head_dim": 128,
+            "logit_scale": 1 / 16, "tie_word_embeddings": True, "sliding_window": 4096, "num_experts": 8,
+            "num_experts_per_tok": 2, "num_shared_experts": 0, "expert_selection_fn": "softmax",
+            "norm_topk_prob": True, "prefix_dense_sliding_window_pattern": 1, "sliding_window_pattern": 4,
+        }),
+    ),
     Family(
         architecture="llama", model_type="mixtral", class_name="MixtralForCausalLM", halves=True, wide=WIDE,
         # Checkpoints have the first names, models of transformers 5 the others.

@@ -207,8 +207,8 @@ LOCAL_EXPERTS = MappingProxyType(
 ROUTED_EXPERTS = MappingProxyType({**EXPERTS, "expert_count": ("n_routed_experts",)})
 EVERYWHERE = MappingProxyType({"decoder_sparse_step": 1, "mlp_only_layers": ()})
 """Experts in each layer."""
-SIGMOID = 2
-"""The number of a router's activation, ``expert_gating_func``; 1 is softmax."""
+SOFTMAX, SIGMOID = 1, 2
+"""Numbers of a router's activation, ``expert_gating_func``."""
 
 
 def no_window(text: Config) -> Sequence[str]:

@@ -60,6 +60,7 @@ PRE_TOKENIZERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         **dict.fromkeys(("llama3", "llama-v3", "lfm2", "smaug-bpe"), _split(_SPLITS["llama-bpe"])),
         "deepseek-r1-qwen": _split(_SPLITS["qwen2"]),
         "deepseek-v3": _split(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK),
+        **dict.fromkeys(("tiny_aya", "cohere2moe"), _split(r"\d{1,3}(?=(?:\d{3})*\b)", _SPLITS["gpt-4o"])),
         **dict.fromkeys((_MERGING, "glm4", "chatglm-bpe"), _split(_SPLITS["llama-bpe"])),
     }
 )
