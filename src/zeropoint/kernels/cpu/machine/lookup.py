@@ -3,7 +3,6 @@
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 
 from .intrinsics import I8, I32, I64, address, primitive, x86_has
@@ -11,6 +10,7 @@ from .vector import FLOATS, HALVES, OCTETS, STEP, WORDS, indices
 
 THRESHOLDS = 15
 """Thresholds that are searched: four steps of bisection."""
+_HALF = STEP // 2
 # It has no types.
 _tools: Any = cgutils
 
@@ -21,9 +21,7 @@ def _picked_bytes(context: Any, builder: Any, table: Any, codes: Any) -> Any:
     The one operation that LLVM has no portable instruction for; machines without a byte shuffle go through
     memory.
     """
-    triple, _, features = context.codegen().magic_tuple()
-    half = STEP // 2
-    if triple.startswith("x86_64") and "+avx2" in features:
+    if x86_has("avx2"):
         kind = ir.FunctionType(OCTETS.lanes, [OCTETS.lanes, OCTETS.lanes])
         return builder.call(
             _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pshuf.b"), [table, codes]
@@ -33,27 +31,9 @@ def _picked_bytes(context: Any, builder: Any, table: Any, codes: Any) -> Any:
     picked = ir.Constant(OCTETS.lanes, ir.Undefined)
     for lane in range(STEP):
         index = builder.zext(builder.extract_element(codes, I32(lane)), I32)
-        place = builder.gep(entries, [builder.add(index, I32(lane // half * half))])
+        place = builder.gep(entries, [builder.add(index, I32(lane // _HALF * _HALF))])
         picked = builder.insert_element(picked, builder.load(place), I32(lane))
     return picked
-
-
-def _zip(builder: Any, low: Any, high: Any) -> Any:
-    """Interleave two vectors of 32 numbers into numbers twice as wide."""
-    width = low.type.count // STEP
-    lanes = [s * low.type.count + e * width + k for e in range(STEP) for s in (0, 1) for k in range(width)]
-    return builder.shuffle_vector(low, high, indices(lanes))
-
-
-def _picked(context: Any, builder: Any, table: Any, codes: Any) -> Any:
-    """Look up 32 numbers byte by byte and put these together."""
-    planes = []
-    for shift in range(0, table.type.element.width, 8):
-        moved = builder.lshr(table, table.type([shift] * STEP)) if shift else table
-        planes.append(_picked_bytes(context, builder, builder.trunc(moved, OCTETS.lanes), codes))
-    while len(planes) > 1:
-        planes = [_zip(builder, *planes[n : n + 2]) for n in range(0, len(planes), 2)]
-    return planes[0]
 
 
 @primitive
@@ -61,10 +41,10 @@ def load_table(typingctx: Any, array: Any) -> Any:
     """Load 16 octets, twice, as :func:`pick_octets` takes them."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = ir.VectorType(I8, STEP // 2)
+        lanes = ir.VectorType(I8, _HALF)
         value = builder.load(address(context, builder, signature.args[0], args[0], I64(0), lanes))
         value.align = 1
-        return builder.shuffle_vector(value, value, indices(2 * list(range(STEP // 2))))
+        return builder.shuffle_vector(value, value, indices(2 * list(range(_HALF))))
 
     return OCTETS(array), codegen
 
@@ -84,23 +64,47 @@ def pick_halves(typingctx: Any, table: Any, codes: Any) -> Any:
     """Look up 32 codes; the first 16 lanes serve the first half."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(_picked(context, builder, *args), HALVES.lanes)
+        table, codes = args
+        if x86_has("avx512bw"):
+            first = HALVES.lanes([lane // _HALF * _HALF for lane in range(STEP)])
+            places = builder.or_(builder.zext(codes, HALVES.lanes), first)
+            return _picked_lanes(builder, table, places, "llvm.x86.avx512.permvar.hi.512")
+        low, high = (_plane(builder, table, shift) for shift in (0, 8))
+        picked = (_picked_bytes(context, builder, plane, codes) for plane in (low, high))
+        both = builder.shuffle_vector(*picked, indices([n + s for n in range(STEP) for s in (0, STEP)]))
+        return builder.bitcast(both, HALVES.lanes)
 
     return HALVES(HALVES, OCTETS), codegen
 
 
 @primitive
-def store_picked(typingctx: Any, array: Any, at: Any, first: Any, second: Any, codes: Any) -> Any:
-    """Store 32 looked-up words; each half of the codes has a table."""
+def pick_floats(typingctx: Any, table: Any, places: Any) -> Any:
+    """Look up 16 floats by words below 16.
+
+    Gain that keeps a permutation of floats, where there is one: 1.3 times the speed of nf4 to float32.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        table = builder.shuffle_vector(args[2], args[3], indices(list(range(STEP))))
-        value = _picked(context, builder, table, args[4])
-        place = address(context, builder, signature.args[0], args[0], args[1], value.type)
-        builder.store(value, place).align = 1
-        return context.get_dummy_value()
+        table, places = args
+        if x86_has("avx512f"):
+            return _picked_lanes(builder, table, places, "llvm.x86.avx512.permvar.sf.512")
+        # Two of four planes of bytes at once.
+        codes = builder.trunc(places, ir.VectorType(I8, _HALF))
+        codes = builder.shuffle_vector(codes, codes, indices(2 * list(range(_HALF))))
+        planes = [_plane(builder, builder.bitcast(table, WORDS.lanes), shift) for shift in (0, 8, 16, 24)]
+        both = indices(list(range(STEP)))
+        pairs = (builder.shuffle_vector(*planes[n : n + 2], both) for n in (0, 2))
+        picked = (_picked_bytes(context, builder, pair, codes) for pair in pairs)
+        lanes = [n + part for n in range(_HALF) for part in (0, _HALF, STEP, STEP + _HALF)]
+        return builder.bitcast(builder.shuffle_vector(*picked, indices(lanes)), FLOATS.lanes)
 
-    return types.void(array, types.uint64, WORDS, WORDS, OCTETS), codegen
+    return FLOATS(FLOATS, WORDS), codegen
+
+
+def _plane(builder: Any, table: Any, shift: int) -> Any:
+    """Take a byte of each entry of a table."""
+    moved = builder.lshr(table, table.type([shift] * table.type.count))
+    return builder.trunc(moved, ir.VectorType(I8, table.type.count))
 
 
 def _count_one_by_one(builder: Any, compare: Any, x: Any, thresholds: Any, lanes: Any) -> Any:

@@ -168,15 +168,15 @@ def store_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
 
 @primitive
 def stream_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
-    """Store 16 floats at a 64-byte aligned ``array[at]``, past the cache."""
+    """Store 64 bytes at an aligned ``array[at]``, past the cache."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = address(context, builder, signature.args[0], args[0], args[1], FLOATS.lanes)
+        place = address(context, builder, signature.args[0], args[0], args[1], args[2].type)
         store = builder.store(args[2], place, align=64)
         store.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
         return context.get_dummy_value()
 
-    return types.void(array, types.uint64, FLOATS), codegen
+    return types.void(array, types.uint64, value), codegen
 
 
 @primitive
