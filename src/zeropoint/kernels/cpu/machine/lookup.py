@@ -3,9 +3,10 @@
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 
-from .intrinsics import I8, I32, I64, address, primitive, x86_has
+from .intrinsics import I8, I16, I32, I64, address, primitive, x86_has
 from .vector import FLOATS, HALVES, OCTETS, STEP, WORDS, indices
 
 THRESHOLDS = 15
@@ -181,3 +182,82 @@ def count_halves_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
         return _count_one_by_one(builder, builder.icmp_signed, values, table, HALVES.lanes)
 
     return HALVES(HALVES, HALVES), codegen
+
+
+REPEATED = 2 * 8
+"""int16 of a row before its eight thresholds again, each repeated over half a step."""
+ROW = REPEATED + 8 * STEP // 2
+"""int16 of a row: eight thresholds, room for as many, and repeated ones."""
+
+
+def _two_rows(context: Any, builder: Any, table: Any, rows: Any) -> Any:
+    """Load thresholds of two rows, each into half of the lanes."""
+    kind, eight = table[0], ir.VectorType(I16, 8)
+    both = []
+    for row in rows:
+        at = builder.mul(row, I64(ROW))
+        both.append(builder.load(address(context, builder, kind, table[1], at, eight)))
+        both[-1].align = 2
+    return builder.shuffle_vector(*both, indices([lane // _HALF * 8 + lane % 8 for lane in range(STEP)]))
+
+
+def _beyond(builder: Any, x: Any, thresholds: Any, places: Any) -> Any:
+    """Compare halves with thresholds at places of their rows."""
+    first = HALVES.lanes([lane // _HALF * _HALF for lane in range(STEP)])
+    name = "llvm.x86.avx512.permvar.hi.512"
+    picked = _picked_lanes(builder, thresholds, builder.or_(places, first), name)
+    return builder.icmp_signed(">", x, picked)
+
+
+def _count_repeated(context: Any, builder: Any, table: Any, args: Any, wanted: range) -> Any:
+    """Count thresholds of rows one by one, by half steps."""
+    half, totals = ir.VectorType(I16, _HALF), []
+    for part, row in enumerate(args[2:]):
+        lanes = indices(list(range(part * _HALF, (part + 1) * _HALF)))
+        values, total = builder.shuffle_vector(args[0], args[0], lanes), half([0] * _HALF)
+        start = builder.add(builder.mul(row, I64(ROW)), I64(REPEATED))
+        for k in wanted:
+            at = builder.add(start, I64(k * _HALF))
+            threshold = builder.load(address(context, builder, table[0], table[1], at, half))
+            threshold.align = 2
+            total = builder.sub(total, builder.sext(builder.icmp_signed(">", values, threshold), half))
+        totals.append(total)
+    return builder.shuffle_vector(*totals, indices(list(range(STEP))))
+
+
+@primitive
+def count_rows(typingctx: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
+    """Count the first seven thresholds of a row strictly below each lane.
+
+    A table has rows of :data:`ROW` rising int16; the first 16 lanes have theirs in row ``first``, the others
+    in ``second``. Gain that keeps the bisection: 1.2 times the speed of mxfp4 from bfloat16.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        table = signature.args[1], args[1]
+        if not x86_has("avx512bw"):
+            return _count_repeated(context, builder, table, args, range(7))
+        thresholds = _two_rows(context, builder, table, args[2:])
+        found = HALVES.lanes([0] * STEP)
+        for gap in (4, 2, 1):
+            places = builder.or_(found, HALVES.lanes([gap - 1] * STEP))
+            more = builder.or_(found, HALVES.lanes([gap] * STEP))
+            found = builder.select(_beyond(builder, args[0], thresholds, places), more, found)
+        return found
+
+    return HALVES(HALVES, table, types.uint64, types.uint64), codegen
+
+
+@primitive
+def above_last_of_rows(typingctx: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
+    """Compare lanes with the eighth threshold of their rows: 1 or 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        table = signature.args[1], args[1]
+        if not x86_has("avx512bw"):
+            return _count_repeated(context, builder, table, args, range(7, 8))
+        thresholds = _two_rows(context, builder, table, args[2:])
+        beyond = _beyond(builder, args[0], thresholds, HALVES.lanes([7] * STEP))
+        return builder.zext(beyond, HALVES.lanes)
+
+    return HALVES(HALVES, table, types.uint64, types.uint64), codegen
