@@ -21,6 +21,7 @@ MACHINES = {"x86-64-v2": V2, "x86-64-v3": f"{V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fm
 """Names of processors, with all their features: those that Numba does not get are the host's."""
 ON_ANOTHER_MACHINE = """
 import sys, torch, zeropoint as zp
+from zeropoint.codecs.gguf import BLOCKS
 dtypes, *schemes = sys.argv[1:]
 torch.manual_seed(0)
 for dtype in (getattr(torch, name) for name in dtypes.split(",")):
@@ -42,6 +43,14 @@ for dtype in (getattr(torch, name) for name in dtypes.split(",")):
                 again = zp.dequantize(q, torch.float16)
                 found[backend] = [q.data, again.view(torch.uint8)]
         assert all(map(torch.equal, found["reference"], found["cpu"])), "every float16"
+kind, found = BLOCKS["TQ1_0"], {}
+q = zp.quantize(torch.randn(9, 512), kind.scheme)
+q.data.random_(0, 256)
+for backend in ("reference", "cpu"):
+    with zp.only_backend(backend):
+        lines = kind.encode(q)
+        found[backend] = [lines, kind.decode(lines.roll(1, 0) ^ 37, q.scheme, (9, 512), q.dtype).data]
+assert all(map(torch.equal, found["reference"], found["cpu"])), "digits"
 print("equal")
 """
 

@@ -3,11 +3,13 @@
 import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
 import zeropoint as zp
+from zeropoint.kernels.cpu.decode.rows import STREAMED
 from zeropoint.kernels.cpu.host import memory
 from zeropoint.ops.threads import thread_limit
 
@@ -117,3 +119,22 @@ def test_workers_that_count_their_memory_keep_none() -> None:
     with thread_limit(1):
         _bytes()
     assert memory._kept == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "scheme", ["int4:g128", "uint4:g128:asym", "nf4", "mxfp4", "nvfp4", "float8_e4m3fn:channel", "mx6"]
+)
+def test_results_that_bypass_the_cache_have_the_values_of_small_ones(scheme: str, dtype: torch.dtype) -> None:
+    rows, columns = int(STREAMED) // dtype.itemsize // 4096, 4096
+    few = zp.quantize(torch.randn(8, columns, generator=torch.Generator().manual_seed(0)), scheme)
+    values = few.dequantize(dtype)
+    params = [p if p.numel() == 1 else p.repeat(rows // 8, 1) for p in few.params.stored]
+    x = torch.empty(rows, columns, dtype=dtype)
+    same = zp.QuantizationParams.of(few.params.scheme, (rows, columns), few.params.dtype, params)
+    many = replace(few, data=few.data.repeat(rows // 8, 1), params=same, shape=(rows, columns))
+    moved = torch.empty(rows * columns + 1, dtype=dtype)[1:].view(rows, columns)
+    for out in (x, moved):
+        assert torch.equal(
+            zp.dequantize(many, out=out).view(-1, 8, columns), values.expand(rows // 8, -1, -1)
+        )

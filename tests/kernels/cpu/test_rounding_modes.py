@@ -9,7 +9,9 @@ from tests.tables import each
 
 import zeropoint as zp
 from zeropoint.formats import RoundingMode
+from zeropoint.ops import library
 from zeropoint.ops.registry import Op, Request, explain
+from zeropoint.ops.threads import gradual_underflow
 from zeropoint.schemes import Scheme
 
 MODES = [mode for mode in RoundingMode if mode not in (RoundingMode.HALF_EVEN, RoundingMode.STOCHASTIC)]
@@ -67,7 +69,43 @@ def test_kernels_run_every_mode_but_the_stochastic_one(scheme: str, mode: Roundi
         assert explain(request).chosen == "cpu", operator
 
 
-def test_searches_under_other_modes_are_left_to_the_reference() -> None:
-    found = zp.explain(torch.ones(4, 32), "int4:g32:scale=search:round=half_away")
-    assert found.chosen == "reference"
-    assert found.reasons["cpu"] == "rounding half_away is not to nearest even"
+SEARCHED = (
+    "int4:g128:scale=search", "int8:channel:scale=search", "uint4:g32:scale=search",
+    "float8_e4m3fn:g64:scale=search", "mxfp4:scale=search", "nvfp4:scale=search", "e3m0:g32:scale=search",
+    "int4:g32:scale=search2.4", "nvfp4:scale=search2.4",
+)  # fmt: skip
+FITTED = ("int4:g128:asym", "uint4:g64:asym=real", "int8:channel:asym", "uint4:g32:asym:dialect=burn")
+NEAREST = [mode for mode in MODES if mode.to_nearest]
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", NEAREST, ids=[mode.value for mode in NEAREST])
+@pytest.mark.parametrize("scheme", SEARCHED)
+def test_searched_scales_are_those_of_the_reference(
+    scheme: str, mode: RoundingMode, dtype: torch.dtype
+) -> None:
+    x = _ties(dtype)[:8]
+    x = x.abs() if scheme.startswith("uint") else x
+    found = []
+    for backend in ("reference", "cpu"):
+        with zp.only_backend(backend):
+            q = zp.quantize(x, f"{scheme}:round={mode.value}")
+        found.append([q.data, *(level.view(torch.uint8) for level in q.params.stored)])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("weighted", [False, True], ids=["alike", "weighted"])
+@pytest.mark.parametrize("mode", MODES, ids=[mode.value for mode in MODES])
+@pytest.mark.parametrize("scheme", [*FITTED, "float8_e4m3fn:g64", "int4:g128", "nvfp4a16"])
+def test_searched_parameters_are_those_of_the_reference(
+    scheme: str, mode: RoundingMode, weighted: bool
+) -> None:
+    x, rounded = _ties(torch.bfloat16)[:8], Scheme.parse(f"{scheme}:round={mode.value}")
+    weights = torch.rand(512, generator=torch.Generator().manual_seed(1)).double() if weighted else None
+    start, found = zp.quantize(x, rounded).params.stored, []
+    for backend in ("reference", "cpu"):
+        with zp.only_backend(backend), gradual_underflow():
+            found.append(library.kernel_for(Op.SEARCH_PARAMS, x, rounded).run(x, start, weights))
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*found, strict=True))

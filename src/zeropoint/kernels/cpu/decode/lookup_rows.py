@@ -122,7 +122,7 @@ def _pick_blocks(
         first = load_lanes(tables.values, _table_at(tables, HALF, b)) * floats_of(f)
         second = load_lanes(tables.values, _table_at(tables, HALF, b + pair)) * floats_of(g)
         for i in range(start, min(start + run, count), WHOLE):
-            put_picked(out, at + i, first, second, load_nibbles(source, byte_at + i // np.uint64(2)))
+            put_picked(out, at + i, first, second, load_nibbles(source, byte_at + i // np.uint64(2)), False)
         b += _ONE + pair
 
 
@@ -137,7 +137,7 @@ def _pick_digits(
     load_digits(VALUED_DIGITS, source, byte_at, _ONE, block, digits)
     values = load_lanes(tables.values, np.uint64(0)) * floats_of(tables.factors[b])
     for i in range(np.uint64(0), block, WHOLE):
-        put_picked(out, at + i, values, values, load_lanes(digits, i))
+        put_picked(out, at + i, values, values, load_lanes(digits, i), False)
 
 
 @device

@@ -33,6 +33,8 @@ from .steps import (
     has_fixed_point,
 )
 
+STREAMED = np.uint64(1 << 24)
+"""Bytes of a result that bypasses the cache, which would not hold it until it is read."""
 LEAST_NORMAL, MOST = np.float32(2.0**-126), np.float32(2.0**127)
 """Between these, products are normal numbers that no rounding makes infinite."""
 
@@ -199,10 +201,11 @@ def dequantize_rows(arrays: Any, desc: Any, origin: Any, stream: Any, first: Any
     """Dequantize rows in one pass: ``(value(code) - zero) * scale``.
 
     Of offsets, ``value(code) * scale + zero``. Computed in float32. arrays: :class:`DequantizeArrays`,
-    ``out`` from row ``origin`` on. stream: whether it is not read again soon.
+    ``out`` from row ``origin`` on. stream: whether it may bypass the cache.
     """
     source, table, scales, scale_codes, zeros, out = arrays
     layout, element, rule = desc
+    stream = stream and np.uint64(out.size * out.itemsize) >= STREAMED
     step = np.uint64(TILE)
     tile, factors, offsets = (scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32))
     codes = scratch(TILE, np.uint8)

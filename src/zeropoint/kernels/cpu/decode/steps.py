@@ -16,7 +16,7 @@ from ..machine.descriptor import CODEBOOK, FLOAT, INTEGER, ZERO_NONE, ZERO_OF_PR
 from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import address_of, bits32, device, float32_of, inlined, prefetch, shl32, shr32
 from ..machine.lane_folds import first_doubled, second_doubled
-from ..machine.lookup import pick_halves, store_picked
+from ..machine.lookup import pick_floats, pick_halves
 from ..machine.reductions import largest_lane
 from ..machine.vector import (
     HALF,
@@ -145,27 +145,32 @@ def factors_of_step(blocks: Any, i: Any) -> Any:
 
 
 @inlined
+def put_line(out: Any, at: Any, line: Any, stream: Any) -> None:
+    """Store a vector, past the cache if asked."""
+    if stream:
+        stream_lanes(out, at, line)
+    else:
+        store_lanes(out, at, line)
+
+
+@inlined
 def _put_floats(out: Any, at: Any, a: Any, b: Any, stream: Any, exact: Any) -> None:
     """Round a step of values to the target's dtype and store it."""
-    if stream:
-        stream_lanes(out, at, a)
-        stream_lanes(out, at + HALF, b)
-    else:
-        store_lanes(out, at, a)
-        store_lanes(out, at + HALF, b)
+    put_line(out, at, a, stream)
+    put_line(out, at + HALF, b, stream)
 
 
 @inlined
 def _put_bfloat16(out: Any, at: Any, a: Any, b: Any, stream: Any, exact: Any) -> None:
     if exact:
-        store_lanes(out, at, high_halves(bits_of(a), bits_of(b)))
+        put_line(out, at, high_halves(bits_of(a), bits_of(b)), stream)
     else:
-        store_lanes(out, at, high_halves(nearest_bits(a), nearest_bits(b)))
+        put_line(out, at, high_halves(nearest_bits(a), nearest_bits(b)), stream)
 
 
 @inlined
 def _put_float16(out: Any, at: Any, a: Any, b: Any, stream: Any, exact: Any) -> None:
-    store_lanes(out, at, float16_of_floats(a, b))
+    put_line(out, at, float16_of_floats(a, b), stream)
 
 
 _put_values = by_dtype(float32=_put_floats, uint16=_put_bfloat16, int16=_put_float16)
@@ -246,19 +251,20 @@ def decode_floats(source: Any, element: Any, blocks: Any, target: Any) -> Any:
 
 
 @inlined
-def _pick_floats(out: Any, at: Any, a: Any, b: Any, codes: Any) -> None:
+def _pick_floats(out: Any, at: Any, a: Any, b: Any, codes: Any, stream: Any) -> None:
     """Write a looked-up step: a table each for the halves, rounded."""
-    store_picked(out, at, bits_of(a), bits_of(b), codes)
+    put_line(out, at, pick_floats(a, first_octets(codes)), stream)
+    put_line(out, at + HALF, pick_floats(b, second_octets(codes)), stream)
 
 
 @inlined
-def _pick_bfloat16(out: Any, at: Any, a: Any, b: Any, codes: Any) -> None:
-    store_lanes(out, at, pick_halves(high_halves(nearest_bits(a), nearest_bits(b)), codes))
+def _pick_bfloat16(out: Any, at: Any, a: Any, b: Any, codes: Any, stream: Any) -> None:
+    put_line(out, at, pick_halves(high_halves(nearest_bits(a), nearest_bits(b)), codes), stream)
 
 
 @inlined
-def _pick_float16(out: Any, at: Any, a: Any, b: Any, codes: Any) -> None:
-    store_lanes(out, at, pick_halves(float16_of_floats(a, b), codes))
+def _pick_float16(out: Any, at: Any, a: Any, b: Any, codes: Any, stream: Any) -> None:
+    put_line(out, at, pick_halves(float16_of_floats(a, b), codes), stream)
 
 
 put_picked = by_dtype(float32=_pick_floats, uint16=_pick_bfloat16, int16=_pick_float16)
@@ -286,7 +292,7 @@ def decode_by_table(source: Any, element: Any, table: Any, blocks: Any, target: 
         a = _moved(values, factors[first], zeros[first], element)
         b = _moved(values, factors[second], zeros[second], element)
         for i in range(start, min(start + run, count), WHOLE):
-            put_picked(target.out, target.at + i, a, b, codes_at(source, i))
+            put_picked(target.out, target.at + i, a, b, codes_at(source, i), target.stream)
 
 
 @inlined
@@ -306,7 +312,8 @@ def decode_by_exponent(source: Any, table: Any, blocks: Any, target: Any) -> Non
     for i in range(np.uint64(0), source.count, WHOLE):
         picked = pick_halves(values, codes_at(source, i))
         nonzero = above_signed(picked & halves_of(np.uint16(0x7FFF)), halves_of(np.uint16(0)))
-        store_lanes(target.out, target.at + i, picked + (_exponents_of_step(blocks, i) & nonzero))
+        picked = picked + (_exponents_of_step(blocks, i) & nonzero)
+        put_line(target.out, target.at + i, picked, target.stream)
 
 
 @device
@@ -338,7 +345,8 @@ def decode_fields(source: Any, element: Any, table: Any, blocks: Any, target: An
             if exact:
                 nonzero = above_signed(result, halves_of(np.uint16(0)))
                 result = result + (_exponents_of_step(blocks, i) & nonzero)
-            store_lanes(target.out, target.at + i, result | ((halves_of_octets(codes) << sign_rise) & sign))
+            result = result | ((halves_of_octets(codes) << sign_rise) & sign)
+            put_line(target.out, target.at + i, result, target.stream)
     return largest_lane(worst) <= np.uint8(element.max_code)
 
 
@@ -351,22 +359,21 @@ def decode_steps(source: Any, element: Any, table: Any, blocks: Any, target: Any
     """
     out, at, exact, shift = target.out, target.at, target.exact, blocks.shift
     small = source.bits <= TABLE_BITS
-    stream = target.stream and address_of(out, at) % np.uint64(64) == 0
+    place = ValueTarget(out, at, target.stream and address_of(out, at) % np.uint64(64) == 0, exact)
     if shift == PAIRS:
-        decode_pairs(source, element, blocks.factors, ValueTarget(out, at, stream, exact))
+        decode_pairs(source, element, blocks.factors, place)
         return True
     if small and exact:
-        decode_by_exponent(source, table, blocks, target)
+        decode_by_exponent(source, table, blocks, place)
         return True
     pays = shift >= LONG_RUN and out.itemsize == 2
     if small and (pays or element.kind == CODEBOOK or element.zero_place != ZERO_NONE):
-        decode_by_table(source, element, table, blocks, target)
+        decode_by_table(source, element, table, blocks, place)
         return True
-    place = ValueTarget(out, at, stream, exact)
     if element.kind == INTEGER:
         decode_ints(source, element, blocks, place)
         return True
     by_fields = exact or (safe and shift >= LONG_RUN and is_bfloat16(out))
     if by_fields and element.mantissa <= FIELD_BITS:
-        return decode_fields(source, element, table, blocks, target)
+        return decode_fields(source, element, table, blocks, place)
     return decode_floats(source, element, blocks, place)

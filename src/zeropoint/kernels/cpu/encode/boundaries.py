@@ -28,18 +28,15 @@ from ..machine.descriptor import (
 )
 from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import amax16, device, inlined, scratch
+from ..machine.lookup import REPEATED, ROW, above_last_of_rows, count_rows
 from ..machine.tile import FLOAT16, NOT_FINITE, TILE, factor_shift, load, run_amax, widen_magnitude
 from ..machine.vector import (
-    ROW,
     STEP,
     WHOLE,
-    above_last_of_rows,
-    count_rows,
     halves_of,
     load_lanes,
-    octets_of_halves,
     shift_signed,
-    store_nibbles,
+    store_low_nibbles,
 )
 from .block_scales import BlockFactors, BlockStatistics, ScaleArrays, block_scales
 from .elements import encode
@@ -121,8 +118,10 @@ def _finder(lane: Any) -> Any:
             searching = False
             for k in range(BOUNDARIES):
                 searching |= low[k] < high[k]
-        for i in range(np.uint64(ROW)):
-            row[i] = np.int16(low[i // np.uint64(STEP // 2)])
+        for k in range(BOUNDARIES):
+            row[k] = np.int16(low[k])
+            for i in range(SHORT):
+                row[np.uint64(REPEATED) + k * SHORT + i] = np.int16(low[k])
 
     return find
 
@@ -203,12 +202,12 @@ def put_codes(
     codes = count_rows(magnitude, table, first, second)
     if element.kind == INTEGER:
         negative = shift_signed(u, halves_of(np.uint16(15)))
-        store_nibbles(out, byte_at, octets_of_halves((codes ^ negative) - negative))
+        store_low_nibbles(out, byte_at, (codes ^ negative) - negative)
         return
     sign = (u >> halves_of(np.uint16(12))) & halves_of(np.uint16(8))
     if element.unsigned_below >= np.float32(0) or element.negative_nan:
         sign = sign & (above_last_of_rows(magnitude, table, first, second) << halves_of(np.uint16(3)))
-    store_nibbles(out, byte_at, octets_of_halves(codes + sign))
+    store_low_nibbles(out, byte_at, codes + sign)
 
 
 @inlined

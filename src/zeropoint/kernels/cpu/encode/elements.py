@@ -89,7 +89,7 @@ _TINY = np.float32(2.0**-140)
 
 
 @device
-def _moves(mode: Any, negative: Any) -> Any:
+def moves(mode: Any, negative: Any) -> Any:
     """Distances from the nearest step past which magnitudes go up, and down."""
     up, down = (CEIL, FLOOR) if not negative else (FLOOR, CEIL)
     tie_up, tie_down = (HALF_UP, HALF_DOWN) if not negative else (HALF_DOWN, HALF_UP)
@@ -115,8 +115,8 @@ def round_by_mode(tile: Any, count: Any, element: Any) -> None:
         for i in range(count):
             tile[i] = np.floor(tile[i] + lift) + element.low
         return
-    above, below = _moves(mode, False)
-    above_negative, below_negative = _moves(mode, True)
+    above, below = moves(mode, False)
+    above_negative, below_negative = moves(mode, True)
     mask = np.uint32(0) if whole else EXPONENT
     low = shl32(np.uint32(127) if whole else element.emin, np.uint32(23))
     most = _MOST if whole else element.maximum * np.float32(2)

@@ -69,11 +69,10 @@ class CpuBackend:
         if multiplies(request.scheme) and rounder(request.scheme, request.own_dtype) is not None:
             return "reciprocals of 16 bits are known to the reference alone"
         noisy = request.scheme.rounding.mode is RoundingMode.STOCHASTIC
-        searches = request.op is Op.SEARCH_PARAMS or request.scheme.search is not None
         reason = element_refusal(
             request.scheme,
             decoding=request.op in (Op.DEQUANTIZE, Op.MEASURE),
-            rounds=not (noisy or searches),
+            rounds=not noisy,
         )
         if reason is not None:
             return reason

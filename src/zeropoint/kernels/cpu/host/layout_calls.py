@@ -21,8 +21,9 @@ from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
 from ..block_entries import move_bits
 from ..entries import turn_words
-from ..machine.base3 import FEW, FIVE
+from ..machine.base3 import FEW, FIVE, FRACTIONS
 from ..machine.bit_moves import LEVELS, BitMove, BlockBytes
+from ..machine.intrinsics import LINE
 from ..machine.named_records import pack
 from ..machine.transposition import PANEL, ROWS
 from . import memory
@@ -62,17 +63,18 @@ class SplitKernel:
 def _run(request: Request, struct: Struct, parts: tuple[torch.Tensor, Params], lines: torch.Tensor) -> None:
     """Move the bits of all blocks."""
     data, params = parts
-    moves, sizes = _numbers(struct, request.scheme.element, request.op is Op.JOIN_BLOCKS)
+    moves, sizes, tables = _numbers(struct, request.scheme.element, request.op is Op.JOIN_BLOCKS)
     levels = [flat_array(level).view(np.uint8) for level in params]
     levels += [NO_BYTES] * (LEVELS - len(levels))
-    args = flat_array(data), (*levels,), flat_array(lines), moves, sizes
+    args = flat_array(data), (*levels,), flat_array(lines), moves, sizes, tables
     share(move_bits, args, math.prod(grid_of(struct, request.shape)), math.prod(request.shape))
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(struct: Struct, element: Format, joins: bool) -> tuple[Any, Any]:
-    """Packed moves and sizes."""
-    codes, zero = _as_bytes(struct.codes, element.bits), 0
+def _numbers(struct: Struct, element: Format, joins: bool) -> tuple[Any, Any, Any]:
+    """Packed moves and sizes, and tables of digits."""
+    codes, zero, held, tables = _as_bytes(struct.codes, element.bits), 0, 0, NO_BYTES
+    runs = [part for part in codes if isinstance(part, Digits)]
     bits = element.bits if codes is struct.codes else 8
     fields = codes, *struct.levels
     parts = [(n, part) for n, field in enumerate(fields) for part in field]
@@ -81,6 +83,7 @@ def _numbers(struct: Struct, element: Format, joins: bool) -> tuple[Any, Any]:
     one, two, three, four = levels + [0] * (LEVELS - len(levels))
     if isinstance(element, DigitsFormat):
         bits, zero = 0, int(encode_codebook(torch.zeros(1, device="cpu"), element.digit))
+        held, tables = _tables(runs, block, joins)
     sizes = BlockBytes(
         joins=joins,
         bits=bits,
@@ -91,8 +94,38 @@ def _numbers(struct: Struct, element: Format, joins: bool) -> tuple[Any, Any]:
         three=three,
         four=four,
         zero=zero,
+        digits=min((run.at for run in runs), default=0),
+        held=held,
     )
-    return pack(*moves), pack(sizes)
+    return pack(*moves), pack(sizes), tables
+
+
+def _tables(runs: Sequence[Digits], block: int, joins: bool) -> tuple[int, Any]:
+    """Bits of the bytes with digits, and tables to regroup them.
+
+    No bits where a vector does not hold all. What comes from its last byte fills the last code.
+    """
+    begin, digits, last = min(run.at for run in runs), int(FIVE), LINE - 1
+    held = {run.at - begin + j for run in runs for j in range(run.run)}
+    if max(*held, (block - 1) // digits) >= last:
+        return 0, NO_BYTES
+    places = np.full((digits, LINE), last, np.uint8)
+    factors = np.full((digits, LINE), 0 if joins else 1 << 8, np.uint16)
+    for run in runs:
+        for number in range(run.first, run.end):
+            s, j = divmod(number - run.first, run.run)
+            (code, k), byte = divmod(number, digits), run.at - begin + j
+            if joins:
+                places[s, byte], factors[s, byte] = code, FRACTIONS[k]
+            else:
+                places[k, code], factors[k, code] = byte, 3**s << 8
+    return sum(1 << byte for byte in held), _halved(places, factors)
+
+
+def _halved(places: Any, factors: Any) -> Any:
+    """Interleave tables of even and odd bytes: places twice, then factors."""
+    pairs = ((a[half::2], b[half::2]) for a, b in zip(places, factors, strict=True) for half in (0, 1))
+    return np.concatenate([part for a, b in pairs for part in (np.repeat(a, 2), b.copy().view(np.uint8))])
 
 
 def takes(element: Format) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ....formats import FloatFormat
+from ....formats import FloatFormat, RoundingMode
 from ....formats.torch_dtypes import format_of
 from ....ops.integer_fits import FITS, fits_codes, fits_of
-from ....ops.lowering import How, Kind, Narrow, element_of, rule_of
+from ....ops.lowering import How, Kind, Narrow, Rounded, element_of, rule_of
 from ....ops.window_search import reach_of
 from ....params.ladder import Ladder
 from ....params.scale_windows import window_of
@@ -34,6 +34,7 @@ def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> Candidates | N
     block = layout.block
     whole = in_whole_blocks(view)
     known = element.kind is not Kind.CODEBOOK and element.quotient is Narrow.NONE and not rule.unsigned
+    known = known and element.rounding is Rounded.HALF_EVEN
     stored = rule.how is (How.POWER if len(scheme.scales) == 1 else How.MINIFLOAT)
     if search.factor or search.power != 2 or not (whole and known and stored):
         return None
@@ -60,6 +61,7 @@ def fitting(scheme: Scheme, view: View, dtype: torch.dtype) -> Fitting | None:
     search, rule = scheme.search, rule_of(scheme, dtype)
     assert search is not None
     plain = rule.how is How.LINEAR and not rule.unsigned and fits_codes(scheme)
+    plain = plain and scheme.rounding.mode is RoundingMode.HALF_EVEN
     if search.factor or search.power != 2 or not (plain and in_whole_blocks(view)):
         return None
     tried = tried_fits(scheme, view.layout.block, dtype)

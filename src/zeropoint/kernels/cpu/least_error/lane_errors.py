@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..encode.elements import EXPONENT, INFINITE, MAGIC
-from ..machine.descriptor import FLOAT, INTEGER, RECIPROCAL, THRESHOLDS, ZERO_INSIDE
+from ..encode.elements import EXPONENT, INFINITE, MAGIC, moves
+from ..machine.descriptor import FLOAT, HALF_EVEN, INTEGER, RECIPROCAL, THRESHOLDS, ZERO_INSIDE
 from ..machine.intrinsics import device, inlined, shl32
 from ..machine.vector import (
     above,
@@ -22,6 +22,7 @@ from ..machine.vector import (
     larger,
     larger_bits,
     load_lanes,
+    shift_signed,
     smaller,
     store_lanes,
     values_of,
@@ -37,20 +38,46 @@ SUMS = 16 * 16
 _EIGHT, _SIGN = np.uint64(8), np.uint32(0x80000000)
 
 
+@inlined
+def _moved(x: Any, a: Any, nearest: Any, step: Any, element: Any) -> Any:
+    """Round magnitudes by another mode, from their nearest multiples of ``step``.
+
+    x: numbers with the signs. See :func:`..encode.elements.round_by_mode`.
+    """
+    negative, off = shift_signed(bits_of(x), words_of(np.uint32(31))), a - nearest
+    up, down = moves(element.rounding, False)
+    up_negative, down_negative = moves(element.rounding, True)
+    up = where(negative, floats_of(up_negative), floats_of(up)) * step
+    down = where(negative, floats_of(down_negative), floats_of(down)) * step
+    more, less = above(off, up), above(nearest - a, down)
+    return (nearest + values_of(bits_of(step) & more)) - values_of(bits_of(step) & less)
+
+
+@inlined
+def _whole(t: Any, element: Any) -> Any:
+    """Round floats to whole numbers."""
+    magic = floats_of(MAGIC)
+    if element.rounding == HALF_EVEN:
+        return (t + magic) - magic
+    a = magnitudes(t)
+    whole = _moved(t, a, (a + magic) - magic, floats_of(np.float32(1)), element)
+    return values_of(bits_of(whole) | (bits_of(t) & words_of(_SIGN)))
+
+
 @device
 def decode_affine(columns: Any, size: Any, scales: Any, zeros: Any, element: Any, out: Any) -> None:
     """Decode integers with zero points; scales, zeros: (16,) float32."""
     by, zero = load_lanes(scales, np.uint64(0)), load_lanes(zeros, np.uint64(0))
     inverse = floats_of(np.float32(1)) / by
-    low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
+    low, high = floats_of(element.low), floats_of(element.high)
     for i in range(size):
         x = load_lanes(columns, i * LANES)
         t = narrowed(x * inverse if element.scaling == RECIPROCAL else x / by, element.quotient)
         if element.zero_place == ZERO_INSIDE:
             t = narrowed(t + zero, element.quotient)
-            q = ((smaller(larger(t, low), high) + magic) - magic) - zero
+            q = _whole(smaller(larger(t, low), high), element) - zero
         else:
-            q = (smaller(larger(t, low - zero), high - zero) + magic) - magic
+            q = _whole(smaller(larger(t, low - zero), high - zero), element)
         store_lanes(out, i * LANES, q * by)
 
 
@@ -63,10 +90,10 @@ def _quotient(x: Any, by: Any, inverse: Any, element: Any) -> Any:
 def _decode_integers(columns: Any, size: Any, by: Any, factors: Any, element: Any, out: Any) -> None:
     divisor, factor = load_lanes(by, np.uint64(0)), load_lanes(factors, np.uint64(0))
     inverse = floats_of(np.float32(1)) / divisor
-    low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
+    low, high = floats_of(element.low), floats_of(element.high)
     for i in range(size):
         t = _quotient(load_lanes(columns, i * LANES), divisor, inverse, element)
-        store_lanes(out, i * LANES, ((smaller(larger(t, low), high) + magic) - magic) * factor)
+        store_lanes(out, i * LANES, _whole(smaller(larger(t, low), high), element) * factor)
 
 
 @device
@@ -80,7 +107,10 @@ def _decode_floats(columns: Any, size: Any, by: Any, factors: Any, element: Any,
         x = load_lanes(columns, i * LANES)
         a = smaller(magnitudes(_quotient(x, divisor, inverse, element)), most)
         c = values_of(larger_bits(bits_of(a) & exponent, low) + lift)
-        signed = bits_of(((a + c) - c) * factor) | (bits_of(x) & words_of(_SIGN))
+        near = (a + c) - c
+        if element.rounding != HALF_EVEN:
+            near = _moved(x, a, near, values_of(bits_of(c) - words_of(np.uint32(23 << 23))), element)
+        signed = bits_of(near * factor) | (bits_of(x) & words_of(_SIGN))
         store_lanes(out, i * LANES, values_of(signed))
 
 

@@ -11,7 +11,21 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .intrinsics import I8, I16, I32, I64, address, device, load64, primitive, store64
+from .intrinsics import (
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    LINE,
+    address,
+    device,
+    flattened,
+    load64,
+    primitive,
+    store64,
+    x86_has,
+)
 from .reductions import any_below
 from .vector import (
     OCTETS,
@@ -49,6 +63,11 @@ _PART = 3507
 """``13 / 243`` in 65536ths: ``ceil(n * 256 / 243)`` is ``n + (n * _PART >> 16) + 1`` for n of 1 to 242."""
 _EIGHT, _OCTET, _WORDS = ir.VectorType(I8, 8), ir.VectorType(I8, 16), ir.VectorType(I16, 16)
 _Body = Callable[[Any, Any, Any, Any], None]
+_LINE, _PAIRS = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE // 2)
+FRACTIONS = [-(-(3**k << 16) // 243) * pow(257, -1, 1 << 16) % (1 << 16) for k in range(5)]
+"""By which a word of a code below 243 in both bytes becomes the fraction whose thirds are digit k.
+
+They are :math:`3^k 65536 / 243`, rounded up, times the inverse of 257."""
 
 
 def _load(builder: Any, place: Any, kind: Any, offset: int = 0) -> Any:
@@ -210,12 +229,7 @@ def split_digits(
 
 @primitive
 def _spread_codes(typingctx: Any, source: Any, at: Any, target: Any, to: Any) -> Any:
-    """Write the 256 digits of 52 used codes.
-
-    A word of a code in both bytes, times :math:`3^k 65536 / 243`, rounded up, and the inverse of 257, is the
-    fraction whose thirds are digit k.
-    """
-    factors = [-(-(3**k << 16) // 243) * pow(257, -1, 1 << 16) % (1 << 16) for k in range(5)]
+    """Write the 256 digits of 52 used codes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         origin, at, into, to = args
@@ -228,7 +242,7 @@ def _spread_codes(typingctx: Any, source: Any, at: Any, target: Any, to: Any) ->
                 places = [*range(first, first + 8), *range(first + 16, first + 24)]
                 both = (place // 5 - start // 5 for place in places for _ in range(2))
                 word = builder.bitcast(_lanes(builder, eight, both), _WORDS)
-                fraction = builder.mul(word, _WORDS([factors[place % 5] for place in places]))
+                fraction = builder.mul(word, _WORDS([FRACTIONS[place % 5] for place in places]))
                 parts.append(_high(builder, fraction, 3))
             _store(builder, _packed(builder, *parts), builder.gep(digits, [I64(start)]))
         return context.get_dummy_value()
@@ -306,3 +320,88 @@ def emit_digits(numbers: Any, blocks: Any, block: Any, missing: Any, target: Any
         if rest > np.uint64(0):
             last = load64(numbers, own + whole * FIVE) & mask | fill
             target[place + whole] = np.uint8(last * _PLACES >> high)
+
+
+TABLES = 2 * int(FIVE) * 2 * LINE
+"""Bytes of the tables of digits."""
+DIGIT = np.uint64(86)
+"""Bytes whose first digit is 1; twice as much for 2."""
+
+
+@primitive
+def permutes_lines(typingctx: Any) -> Any:
+    """Whether the processor permutes 64 bytes, at compile time."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(I1, int(x86_has("avx512vbmi")))
+
+    return types.boolean(), codegen
+
+
+def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(_tools.get_or_insert_function(builder.module, kind, name), args)
+
+
+def _regrouper(*, joins: bool) -> Any:
+    """Build the move of digits between codes and bytes of blocks."""
+
+    def digits(builder: Any, line: Any, tables: Any) -> Any:
+        """Look up fractions as words and take their thirds."""
+        both = []
+        for (places, factors), third in zip(tables, (3, 3 << 8), strict=True):
+            word = _call(builder, "llvm.x86.avx512.permvar.qi.512", _LINE, line, places)
+            fraction, thirds = (
+                builder.mul(builder.bitcast(word, _PAIRS), factors),
+                _PAIRS([third] * _PAIRS.count),
+            )
+            both.append(_call(builder, "llvm.x86.avx512.pmulhu.w.512", _PAIRS, fraction, thirds))
+        odd = builder.and_(both[1], _PAIRS([0xFF00] * _PAIRS.count))
+        return builder.bitcast(builder.or_(both[0], odd), _LINE)
+
+    def move(builder: Any, line: Any, tables: list[Any]) -> Any:
+        if joins:
+            # A code of 243 and more has the digits of what it is above 243.
+            less = builder.add(line, _LINE([256 - 243] * LINE))
+            line = builder.select(builder.icmp_unsigned("<", less, line), less, line)
+        total = digits(builder, line, tables[:2])
+        for n in range(2, len(tables), 2):
+            total = builder.add(_tripled(builder, total), digits(builder, line, tables[n : n + 2]))
+        return _stored_byte(builder, total) if joins else total
+
+    @primitive
+    def regroup(typingctx: Any, source: Any, target: Any, tables: Any, filler: Any, blocks: Any) -> Any:
+        """Regroup the digits of blocks, each of which a vector holds.
+
+        source, target: an array, the first byte, the distance of blocks, and bits of the bytes to read or to
+        write. tables: for each digit, of bytes at even places and of others, where it comes from, twice, and
+        the factor that makes a fraction of both bytes. filler: for bytes that are not read.
+
+        Gain that keeps it: 1.4 times the speed of the moves of vectors of bytes to join, 1.9 to split.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kinds, values = flattened(builder, signature, args)
+            origin, begin, pitch, held, into, at, step, kept, tables, filler, blocks = values
+            read, written = (builder.bitcast(bits, ir.VectorType(I1, LINE)) for bits in (held, kept))
+            others = in_all_lanes(builder, builder.trunc(filler, I8), _LINE)
+            place, starts = address(context, builder, kinds[8], tables, I64(0)), range(0, TABLES, 2 * LINE)
+            pairs = [
+                (_load(builder, place, _LINE, n), _load(builder, place, _PAIRS, n + LINE)) for n in starts
+            ]
+            with _tools.for_range(builder, blocks) as loop:
+                here = builder.add(begin, builder.mul(loop.index, pitch))
+                there = builder.add(at, builder.mul(loop.index, step))
+                here = address(context, builder, kinds[0], origin, here, _LINE)
+                there = address(context, builder, kinds[4], into, there, _LINE)
+                line = _call(builder, "llvm.masked.load.v64i8.p0", _LINE, here, I32(1), read, others)
+                line = move(builder, line, pairs)
+                _call(builder, "llvm.masked.store.v64i8.p0", ir.VoidType(), line, there, I32(1), written)
+            return context.get_dummy_value()
+
+        return types.void(source, target, tables, types.uint64, types.uint64), codegen
+
+    return regroup
+
+
+codes_to_bytes, bytes_to_codes = _regrouper(joins=True), _regrouper(joins=False)

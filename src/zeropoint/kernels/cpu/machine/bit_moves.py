@@ -13,7 +13,18 @@ from numba import types
 from numba.core import cgutils
 
 from ....ops.lowering import Flag, Int64, UInt64
-from .base3 import DIGITS, FIVE, emit_digits, join_digits, load_digits, split_digits
+from .base3 import (
+    DIGIT,
+    DIGITS,
+    FIVE,
+    bytes_to_codes,
+    codes_to_bytes,
+    emit_digits,
+    join_digits,
+    load_digits,
+    permutes_lines,
+    split_digits,
+)
 from .byte_vectors import load_signs, store_signs
 from .emit import emit_packed
 from .intrinsics import I8, I16, I32, I64, address, device, inlined, load64, primitive, scratch, store64
@@ -175,7 +186,8 @@ class BlockBytes(NamedTuple):
 
     joins: whether they are joined, rather than split. bits: of a code, or 0 of codes of five digits. nbytes:
     of a block. block, one, two, three, four: its values, and bytes of its numbers of each level. zero: the
-    digit of zero.
+    digit of zero. digits, held: the first byte with digits, and a bit for each such byte from there on, where
+    a vector holds them; see :func:`.base3.codes_to_bytes`.
     """
 
     joins: Flag
@@ -187,6 +199,8 @@ class BlockBytes(NamedTuple):
     three: UInt64
     four: UInt64
     zero: UInt64
+    digits: UInt64
+    held: UInt64
 
 
 unpack_blocks, unpack_move = unpacker(BlockBytes), unpacker(BitMove)
@@ -194,23 +208,31 @@ _MOVE = record_type(BitMove).itemsize
 
 
 @device
-def move_rows(data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, first: Any, last: Any) -> None:
+def move_rows(
+    data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, tables: Any, first: Any, last: Any
+) -> None:
     """Join blocks ``first`` to ``last``, or split them.
 
     data: packed codes. levels: bytes of each. lines: of the blocks. sizes: packed :class:`BlockBytes`.
+    tables: of :func:`.base3.codes_to_bytes`.
     """
     room, packed = scratch(_ROOM, np.uint8), scratch(_ROOM, np.uint8)
-    joins, bits, nbytes, block, one, two, three, four, zero = unpack_blocks(sizes)
+    joins, bits, nbytes, block, one, two, three, four, zero, begins, held = unpack_blocks(sizes)
     pitches = block, one, two, three, four
     whole, digits = bits == _WHOLE, bits == np.uint64(0)
     codes = (block + FIVE - np.uint64(1)) // FIVE
+    regroups = permutes_lines() and held != np.uint64(0)
+    kept = (np.uint64(1) << codes) - np.uint64(1)
     per = min(np.uint64(_TILE) // block, _BLOCKS)
     for start in range(first, last, per):
         count = min(per, last - start)
         fields = data if whole else room, levels[0], levels[1], levels[2], levels[3]
         if joins:
             _clear(lines, start * nbytes, count * nbytes)
-            if digits:
+            if regroups:
+                bytes_ = lines, start * nbytes + begins, nbytes, held
+                codes_to_bytes((data, start * codes, codes, kept), bytes_, tables, zero, count)
+            elif digits:
                 load_digits(DIGITS, data, start * codes, count, block, room)
             elif not whole:
                 load_codes(data, start * block * bits // _WHOLE, count * block, bits, room)
@@ -223,6 +245,8 @@ def move_rows(data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, first:
             n, place, number, size, shift, low, mask, flip = unpack_move(moves, m)
             at, pitch = start * nbytes + place, pitches[n]
             begin = (np.uint64(0) if n == 0 and not whole else start * pitch) + number
+            if mask == 0 and regroups:
+                continue
             if mask == 0 and joins:
                 join_digits(fields[n], begin, pitch, lines, at, nbytes, size, count)
             elif mask == 0:
@@ -239,7 +263,10 @@ def move_rows(data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, first:
                 _move(fields[n], begin, pitch, lines, at, nbytes, (size, low, shift, mask, flip), count)
             else:
                 _move(lines, at, nbytes, fields[n], begin, pitch, (size, shift, low, mask, flip), count)
-        if not joins and digits:
+        if not joins and regroups:
+            bytes_ = lines, start * nbytes + begins, nbytes, held
+            bytes_to_codes(bytes_, (data, start * codes, codes, kept), tables, zero * DIGIT, count)
+        elif not joins and digits:
             emit_digits(room, count, block, zero, data, start * codes)
         elif not joins and not whole:
             emit_packed(room, count * block, bits, packed, data, start * block * bits // _WHOLE)

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 F32 = ir.FloatType()
 F64 = ir.DoubleType()
-I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 LINE = 64
 """Bytes of a cache line; a wrong value costs speed, never bytes."""
 # Neither has types: numba fills its configuration at import, and the other function is not annotated.

@@ -6,11 +6,12 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .intrinsics import I8, I32, I64, address, primitive, x86_has
+from .intrinsics import I8, I16, I32, I64, address, primitive, x86_has
 from .vector import FLOATS, HALVES, OCTETS, STEP, WORDS, indices
 
 THRESHOLDS = 15
 """Thresholds that are searched: four steps of bisection."""
+_HALF = STEP // 2
 # It has no types.
 _tools: Any = cgutils
 
@@ -21,9 +22,7 @@ def _picked_bytes(context: Any, builder: Any, table: Any, codes: Any) -> Any:
     The one operation that LLVM has no portable instruction for; machines without a byte shuffle go through
     memory.
     """
-    triple, _, features = context.codegen().magic_tuple()
-    half = STEP // 2
-    if triple.startswith("x86_64") and "+avx2" in features:
+    if x86_has("avx2"):
         kind = ir.FunctionType(OCTETS.lanes, [OCTETS.lanes, OCTETS.lanes])
         return builder.call(
             _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pshuf.b"), [table, codes]
@@ -33,27 +32,9 @@ def _picked_bytes(context: Any, builder: Any, table: Any, codes: Any) -> Any:
     picked = ir.Constant(OCTETS.lanes, ir.Undefined)
     for lane in range(STEP):
         index = builder.zext(builder.extract_element(codes, I32(lane)), I32)
-        place = builder.gep(entries, [builder.add(index, I32(lane // half * half))])
+        place = builder.gep(entries, [builder.add(index, I32(lane // _HALF * _HALF))])
         picked = builder.insert_element(picked, builder.load(place), I32(lane))
     return picked
-
-
-def _zip(builder: Any, low: Any, high: Any) -> Any:
-    """Interleave two vectors of 32 numbers into numbers twice as wide."""
-    width = low.type.count // STEP
-    lanes = [s * low.type.count + e * width + k for e in range(STEP) for s in (0, 1) for k in range(width)]
-    return builder.shuffle_vector(low, high, indices(lanes))
-
-
-def _picked(context: Any, builder: Any, table: Any, codes: Any) -> Any:
-    """Look up 32 numbers byte by byte and put these together."""
-    planes = []
-    for shift in range(0, table.type.element.width, 8):
-        moved = builder.lshr(table, table.type([shift] * STEP)) if shift else table
-        planes.append(_picked_bytes(context, builder, builder.trunc(moved, OCTETS.lanes), codes))
-    while len(planes) > 1:
-        planes = [_zip(builder, *planes[n : n + 2]) for n in range(0, len(planes), 2)]
-    return planes[0]
 
 
 @primitive
@@ -61,10 +42,10 @@ def load_table(typingctx: Any, array: Any) -> Any:
     """Load 16 octets, twice, as :func:`pick_octets` takes them."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = ir.VectorType(I8, STEP // 2)
+        lanes = ir.VectorType(I8, _HALF)
         value = builder.load(address(context, builder, signature.args[0], args[0], I64(0), lanes))
         value.align = 1
-        return builder.shuffle_vector(value, value, indices(2 * list(range(STEP // 2))))
+        return builder.shuffle_vector(value, value, indices(2 * list(range(_HALF))))
 
     return OCTETS(array), codegen
 
@@ -84,23 +65,47 @@ def pick_halves(typingctx: Any, table: Any, codes: Any) -> Any:
     """Look up 32 codes; the first 16 lanes serve the first half."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(_picked(context, builder, *args), HALVES.lanes)
+        table, codes = args
+        if x86_has("avx512bw"):
+            first = HALVES.lanes([lane // _HALF * _HALF for lane in range(STEP)])
+            places = builder.or_(builder.zext(codes, HALVES.lanes), first)
+            return _picked_lanes(builder, table, places, "llvm.x86.avx512.permvar.hi.512")
+        low, high = (_plane(builder, table, shift) for shift in (0, 8))
+        picked = (_picked_bytes(context, builder, plane, codes) for plane in (low, high))
+        both = builder.shuffle_vector(*picked, indices([n + s for n in range(STEP) for s in (0, STEP)]))
+        return builder.bitcast(both, HALVES.lanes)
 
     return HALVES(HALVES, OCTETS), codegen
 
 
 @primitive
-def store_picked(typingctx: Any, array: Any, at: Any, first: Any, second: Any, codes: Any) -> Any:
-    """Store 32 looked-up words; each half of the codes has a table."""
+def pick_floats(typingctx: Any, table: Any, places: Any) -> Any:
+    """Look up 16 floats by words below 16.
+
+    Gain that keeps a permutation of floats, where there is one: 1.3 times the speed of nf4 to float32.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        table = builder.shuffle_vector(args[2], args[3], indices(list(range(STEP))))
-        value = _picked(context, builder, table, args[4])
-        place = address(context, builder, signature.args[0], args[0], args[1], value.type)
-        builder.store(value, place).align = 1
-        return context.get_dummy_value()
+        table, places = args
+        if x86_has("avx512f"):
+            return _picked_lanes(builder, table, places, "llvm.x86.avx512.permvar.sf.512")
+        # Two of four planes of bytes at once.
+        codes = builder.trunc(places, ir.VectorType(I8, _HALF))
+        codes = builder.shuffle_vector(codes, codes, indices(2 * list(range(_HALF))))
+        planes = [_plane(builder, builder.bitcast(table, WORDS.lanes), shift) for shift in (0, 8, 16, 24)]
+        both = indices(list(range(STEP)))
+        pairs = (builder.shuffle_vector(*planes[n : n + 2], both) for n in (0, 2))
+        picked = (_picked_bytes(context, builder, pair, codes) for pair in pairs)
+        lanes = [n + part for n in range(_HALF) for part in (0, _HALF, STEP, STEP + _HALF)]
+        return builder.bitcast(builder.shuffle_vector(*picked, indices(lanes)), FLOATS.lanes)
 
-    return types.void(array, types.uint64, WORDS, WORDS, OCTETS), codegen
+    return FLOATS(FLOATS, WORDS), codegen
+
+
+def _plane(builder: Any, table: Any, shift: int) -> Any:
+    """Take a byte of each entry of a table."""
+    moved = builder.lshr(table, table.type([shift] * table.type.count))
+    return builder.trunc(moved, ir.VectorType(I8, table.type.count))
 
 
 def _count_one_by_one(builder: Any, compare: Any, x: Any, thresholds: Any, lanes: Any) -> Any:
@@ -177,3 +182,82 @@ def count_halves_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
         return _count_one_by_one(builder, builder.icmp_signed, values, table, HALVES.lanes)
 
     return HALVES(HALVES, HALVES), codegen
+
+
+REPEATED = 2 * 8
+"""int16 of a row before its eight thresholds again, each repeated over half a step."""
+ROW = REPEATED + 8 * STEP // 2
+"""int16 of a row: eight thresholds, room for as many, and repeated ones."""
+
+
+def _two_rows(context: Any, builder: Any, table: Any, rows: Any) -> Any:
+    """Load thresholds of two rows, each into half of the lanes."""
+    kind, eight = table[0], ir.VectorType(I16, 8)
+    both = []
+    for row in rows:
+        at = builder.mul(row, I64(ROW))
+        both.append(builder.load(address(context, builder, kind, table[1], at, eight)))
+        both[-1].align = 2
+    return builder.shuffle_vector(*both, indices([lane // _HALF * 8 + lane % 8 for lane in range(STEP)]))
+
+
+def _beyond(builder: Any, x: Any, thresholds: Any, places: Any) -> Any:
+    """Compare halves with thresholds at places of their rows."""
+    first = HALVES.lanes([lane // _HALF * _HALF for lane in range(STEP)])
+    name = "llvm.x86.avx512.permvar.hi.512"
+    picked = _picked_lanes(builder, thresholds, builder.or_(places, first), name)
+    return builder.icmp_signed(">", x, picked)
+
+
+def _count_repeated(context: Any, builder: Any, table: Any, args: Any, wanted: range) -> Any:
+    """Count thresholds of rows one by one, by half steps."""
+    half, totals = ir.VectorType(I16, _HALF), []
+    for part, row in enumerate(args[2:]):
+        lanes = indices(list(range(part * _HALF, (part + 1) * _HALF)))
+        values, total = builder.shuffle_vector(args[0], args[0], lanes), half([0] * _HALF)
+        start = builder.add(builder.mul(row, I64(ROW)), I64(REPEATED))
+        for k in wanted:
+            at = builder.add(start, I64(k * _HALF))
+            threshold = builder.load(address(context, builder, table[0], table[1], at, half))
+            threshold.align = 2
+            total = builder.sub(total, builder.sext(builder.icmp_signed(">", values, threshold), half))
+        totals.append(total)
+    return builder.shuffle_vector(*totals, indices(list(range(STEP))))
+
+
+@primitive
+def count_rows(typingctx: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
+    """Count the first seven thresholds of a row strictly below each lane.
+
+    A table has rows of :data:`ROW` rising int16; the first 16 lanes have theirs in row ``first``, the others
+    in ``second``. Gain that keeps the bisection: 1.2 times the speed of mxfp4 from bfloat16.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        table = signature.args[1], args[1]
+        if not x86_has("avx512bw"):
+            return _count_repeated(context, builder, table, args, range(7))
+        thresholds = _two_rows(context, builder, table, args[2:])
+        found = HALVES.lanes([0] * STEP)
+        for gap in (4, 2, 1):
+            places = builder.or_(found, HALVES.lanes([gap - 1] * STEP))
+            more = builder.or_(found, HALVES.lanes([gap] * STEP))
+            found = builder.select(_beyond(builder, args[0], thresholds, places), more, found)
+        return found
+
+    return HALVES(HALVES, table, types.uint64, types.uint64), codegen
+
+
+@primitive
+def above_last_of_rows(typingctx: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
+    """Compare lanes with the eighth threshold of their rows: 1 or 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        table = signature.args[1], args[1]
+        if not x86_has("avx512bw"):
+            return _count_repeated(context, builder, table, args, range(7, 8))
+        thresholds = _two_rows(context, builder, table, args[2:])
+        beyond = _beyond(builder, args[0], thresholds, HALVES.lanes([7] * STEP))
+        return builder.zext(beyond, HALVES.lanes)
+
+    return HALVES(HALVES, table, types.uint64, types.uint64), codegen

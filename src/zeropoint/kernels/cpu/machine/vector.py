@@ -168,15 +168,15 @@ def store_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
 
 @primitive
 def stream_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
-    """Store 16 floats at a 64-byte aligned ``array[at]``, past the cache."""
+    """Store 64 bytes at an aligned ``array[at]``, past the cache."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = address(context, builder, signature.args[0], args[0], args[1], FLOATS.lanes)
+        place = address(context, builder, signature.args[0], args[0], args[1], args[2].type)
         store = builder.store(args[2], place, align=64)
         store.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
         return context.get_dummy_value()
 
-    return types.void(array, types.uint64, FLOATS), codegen
+    return types.void(array, types.uint64, value), codegen
 
 
 @primitive
@@ -198,6 +198,22 @@ def store_nibbles(typingctx: Any, array: Any, at: Any, codes: Any) -> Any:
 
 
 @primitive
+def store_low_nibbles(typingctx: Any, array: Any, at: Any, codes: Any) -> Any:
+    """Store the low nibbles of 32 halves as 16 bytes, low first."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pairs = builder.bitcast(args[2], WORDS.lanes)
+        high = builder.and_(builder.lshr(pairs, _constant(WORDS, 12)), _constant(WORDS, 0xF0))
+        both = builder.or_(builder.and_(pairs, _constant(WORDS, 0xF)), high)
+        value = builder.trunc(both, ir.VectorType(I8, STEP // 2))
+        place = address(context, builder, signature.args[0], args[0], args[1], value.type)
+        builder.store(value, place).align = 1
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, HALVES), codegen
+
+
+@primitive
 def store_nibble_pairs(typingctx: Any, array: Any, at: Any, first: Any, second: Any) -> Any:
     """Store low nibbles of two vectors' words, first below second: 16 bytes."""
 
@@ -210,6 +226,19 @@ def store_nibble_pairs(typingctx: Any, array: Any, at: Any, first: Any, second: 
         return context.get_dummy_value()
 
     return types.void(array, types.uint64, WORDS, WORDS), codegen
+
+
+@primitive
+def store_low_octets(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
+    """Store the low bytes of 16 words."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        low = builder.trunc(args[2], ir.VectorType(I8, STEP // 2))
+        place = address(context, builder, signature.args[0], args[0], args[1], low.type)
+        builder.store(low, place).align = 1
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, WORDS), codegen
 
 
 @primitive
@@ -372,45 +401,7 @@ def _mask(comparison: str, symbol: str, kind: Vector, result: Vector) -> Any:
 
 
 above, above_doubles = (_mask("fcmp_ordered", ">", kind, WORDS) for kind in (FLOATS, DOUBLES))
+above_or_unordered = _mask("fcmp_unordered", ">", FLOATS, WORDS)
 above_signed = _mask("icmp_signed", ">", HALVES, HALVES)
 above_octets = _mask("icmp_unsigned", ">", OCTETS, OCTETS)
 unequal = _mask("icmp_unsigned", "!=", OCTETS, OCTETS)
-
-
-ROW = 8 * STEP // 2
-"""int16 of a row of eight thresholds, each repeated over half a step."""
-
-
-def _row_counter(wanted: range) -> Any:
-    """Build the count of a row's thresholds strictly below each lane."""
-    half = ir.VectorType(I16, STEP // 2)
-
-    @primitive
-    def count(typingctx: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            totals = []
-            for part, row in enumerate(args[2:]):
-                lanes = indices(list(range(part * STEP // 2, (part + 1) * STEP // 2)))
-                values, total = builder.shuffle_vector(args[0], args[0], lanes), half([0] * (STEP // 2))
-                start = builder.mul(row, I64(ROW))
-                for k in wanted:
-                    at = builder.add(start, I64(k * STEP // 2))
-                    threshold = builder.load(address(context, builder, signature.args[1], args[1], at, half))
-                    threshold.align = 2
-                    total = builder.sub(
-                        total, builder.sext(builder.icmp_signed(">", values, threshold), half)
-                    )
-                totals.append(total)
-            return builder.shuffle_vector(*totals, indices(list(range(STEP))))
-
-        return HALVES(HALVES, table, types.uint64, types.uint64), codegen
-
-    return count
-
-
-count_rows, above_last_of_rows = _row_counter(range(7)), _row_counter(range(7, 8))
-"""Of signed halves, by the first seven thresholds of a row or its eighth.
-
-A table has rows of :data:`ROW` int16; the first 16 lanes have theirs in row ``first``, the others in
-``second``.
-"""
