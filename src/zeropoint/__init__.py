@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from .deferred_names import imported
 from .errors import (
     CalibrationError,
     CheckpointError,
@@ -116,44 +117,6 @@ __all__ = [
     "verify_checkpoint",
 ]
 
-_OWNERS = {
-    **dict.fromkeys(
-        ("CodebookFormat", "FloatFormat", "IntFormat", "Specials", "format_name", "get_format"), "formats"
-    ),
-    **dict.fromkeys(("choose_params", "dequantize", "explain", "fake_quantize"), "functional"),
-    **dict.fromkeys(("pack", "unpack"), "layout.packing"),
-    **dict.fromkeys(
-        ("calibrate", "convert", "dequantize_model", "fold", "prepare", "quantize_model"), "models"
-    ),
-    **dict.fromkeys(("Plan", "can_implement", "plan"), "prepared"),
-    **dict.fromkeys(("Granularity", "Scheme"), "schemes"),
-    **dict.fromkeys(("add_kv_scales", "distill_checkpoint", "gather_statistics"), "checkpoint.model_verbs"),
-    **dict.fromkeys(
-        (
-            "compare_checkpoints",
-            "convert_checkpoint",
-            "dequantize_checkpoint",
-            "plan_checkpoint",
-            "rotate_checkpoint",
-            "verify_checkpoint",
-        ),
-        "checkpoint.verbs",
-    ),
-    "FakeQuantize": "training",
-    "evaluate_checkpoint": "eval",
-    "inspect_checkpoint": "checkpoint.verify.inspection",
-    "QuantizationParams": "params",
-    "QuantizedTensor": "tensor",
-    "only_backend": "ops.library",
-    "compare": "methods.scheme_comparison",
-    "quantize": "methods.of_tensors",
-    "report_checkpoint": "report.page",
-    "quantize_pipeline": "search.pipelines",
-    **dict.fromkeys(("quantize_checkpoint", "search_checkpoint"), "search.under_budget"),
-    "load_checkpoint": "checkpoint.model.loading",
-    "save_checkpoint": "checkpoint.model.saving",
-}
-"""Names and their owners, which are imported at the first use (PEP 562)."""
 _PARTS = frozenset((
     "checkpoint", "codecs", "eval", "export", "formats", "functional", "layout", "models", "ops", "params",
     "patterns", "prepared", "recipes", "schemes", "search", "stats", "tensor", "training",
@@ -166,10 +129,9 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of the packag
         """Return a public name or part, imported on first use."""
         if name in _PARTS:
             return import_module(f".{name}", __name__)
-        if name not in _OWNERS:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{elsewhere(name)}")
-        value = globals()[name] = getattr(import_module(f".{_OWNERS[name]}", __name__), name)
-        return value
+        return imported(__name__, name)
 
     def __dir__() -> list[str]:
         return sorted({*__all__, "models", "prepared", "recipes", "stats", "training"})

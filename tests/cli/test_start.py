@@ -15,6 +15,7 @@ from tests.cli.checkpoints import write_llama
 import zeropoint as zp
 from zeropoint import __version__, names_elsewhere
 from zeropoint.cli import lazy
+from zeropoint.deferred_names import deferred_names
 
 # A process of the command, distinguished from one that imports the library by its arguments.
 SAYS_WHAT_IS_LOADED = """
@@ -157,4 +158,4 @@ def test_what_names_of_other_libraries_are_pointed_to_is_there() -> None:
 
 def test_every_name_that_commands_import_late_is_there() -> None:
     # Types of these names come from ordinary imports, so a type checker does not see a module that moved.
-    assert [name for name in lazy._OWNERS if not hasattr(lazy, name)] == []
+    assert [name for name in deferred_names(lazy.__name__) if not hasattr(lazy, name)] == []

@@ -17,8 +17,7 @@ COMPILED = SOURCES / "kernels/cpu"
 IMPORTED_BY_NAME = {
     "__init__.py": "public names are imported when they are first used",
     "cli/main.py": "the command line catches signals before it imports what takes long",
-    "cli/lazy.py": "a command imports only what it calls",
-    "search/deferred.py": "models and graphs, of which a plain quantization has none",
+    "deferred_names.py": "commands and searches import only what they call",
     "ops/registry.py": "the table of backends, which nothing else imports",
     "kernels/triton/backend.py": "triton, which is optional, and whose version decides",
     "kernels/triton/starts.py": "programs, which are loaded where a tensor lies on a GPU",
@@ -60,7 +59,8 @@ def questions_about_the_machine(source: str) -> list[int]:
 
 def compiled_functions(source: str) -> list[int]:
     """Return the lines of functions that Numba compiles."""
-    compilers = {"device", "inlined", "kernel", "primitive", "njit", "overload", "intrinsic"}
+    compilers = {"device", "inlined", "kernel", "over_rows", "bundled", "primitive", "instruction"}
+    compilers |= {"njit", "overload", "intrinsic"}
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

@@ -4,12 +4,10 @@ They import torch, which takes a second or more; help, the version, completion a
 line need none of it. Commands say ``lazy.plan_checkpoint(...)``.
 """
 
-from __future__ import annotations
-
 import gc
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..deferred_names import imported
 from .signals import ending_at_once
 
 if TYPE_CHECKING:
@@ -71,51 +69,10 @@ if TYPE_CHECKING:
     from ..warmup import compile_kernels as compile_kernels
     from .demonstration import demonstrate as demonstrate
 
-_OWNERS = {
-    "Console": "rich.console",
-    "RecipeText": "checkpoint.plan.recipe",
-    "statistic_named": "stats",
-    "FLOATS": "checkpoint.plan.selection",
-    "PlanFile": "checkpoint.plan.file",
-    "place": "checkpoint.read.storage",
-    **dict.fromkeys(("codec_for", "require_blocks"), "checkpoint.plan.recipe"),
-    **dict.fromkeys(("CODECS", "DEFAULT", "get_codec"), "codecs.registry"),
-    **dict.fromkeys(("ALIASES", "CATALOG"), "formats"),
-    **dict.fromkeys(("method_named", "methods", "steps"), "methods"),
-    "recipe_schema": "recipes",
-    "search_report": "report.allocation",
-    "evaluation_report": "report.evaluations",
-    **dict.fromkeys(("formats_document", "formats_table", "page_document", "page_table"), "report.formats"),
-    "page_of": "report.page",
-    "plan_report": "report.plans",
-    **dict.fromkeys(
-        (
-            "Order",
-            "comparison_report",
-            "inspection_report",
-            "run_report",
-            "runs_report",
-            "verification_report",
-        ),
-        "report.tables",
-    ),
-    "PRESETS": "schemes",
-    "OF_LAYOUTS": "schemes.presets",
-    "Budget": "search.budgets",
-    "each_part": "search.pipelines",
-    "compile_kernels": "warmup",
-    "demonstrate": "cli.demonstration",
-    "kernel_speeds": "bench.speeds",
-    **dict.fromkeys(("checkup", "checkup_table", "speed_table"), "report.machine"),
-}
-
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Return a name of the package or a layer below; keep it."""
-        place = _OWNERS.get(name, "")
         with ending_at_once():
-            owner = import_module(place if place.startswith("rich") else f"..{place}", __package__)
-            value = globals()[name] = getattr(owner, name)
+            value = imported(__name__, name)
         gc.freeze()  # what was imported is no garbage, and looking through it takes a tenth of a second
         return value

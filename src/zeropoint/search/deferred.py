@@ -4,10 +4,9 @@ They load models, graphs and measures of quality, which a plain quantization doe
 that all imports take.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ..deferred_names import imported
 
 if TYPE_CHECKING:
     from ..checkpoint.model.cache_scales import require_keys as require_keys
@@ -22,22 +21,7 @@ if TYPE_CHECKING:
     from .solving_runs import written_by_data as written_by_data
     from .weighing import weigh_by as weigh_by
 
-_OWNERS = {
-    "require_keys": "checkpoint.model.cache_scales",
-    **dict.fromkeys(("calibrated", "mean_squares", "require_text"), "checkpoint.model.calibration"),
-    "exported_graph": "checkpoint.model.graph_export",
-    **dict.fromkeys(("mean_squares_of_file", "takes_importance"), "checkpoint.model.importance"),
-    "SavedStatistics": "checkpoint.model.statistics_file",
-    "by_evolution": "search.evolution",
-    "written_by_data": "search.solving_runs",
-    "weigh_by": "search.weighing",
-}
-
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Return a name of the modules above; keep it."""
-        if name not in _OWNERS:
-            raise AttributeError(name)
-        value = globals()[name] = getattr(import_module(f"..{_OWNERS[name]}", __package__), name)
-        return value
+        return imported(__name__, name)
