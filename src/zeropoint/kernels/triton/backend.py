@@ -1,7 +1,5 @@
 """What the Triton kernels refuse, and the table of what they offer."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os
@@ -19,13 +17,12 @@ from ...params.arithmetic import multiplies, rounder
 from ...params.tensors import Params
 from ...schemes import Scheme
 from . import layout_launch
-from .backward_launch import Backward
 from .chained_launch import ChainedLevels
 from .launches import Launch
 from .linear_launch import LinearCodes, LinearValues, codes_refusal, input_request
-from .measure_launch import ErrorMeasure
 from .piece_cuts import pieces_of
 from .search_launch import SearchedScales, search_refusal
+from .value_launches import Backward, ErrorMeasure
 
 INTERPRETER = "TRITON_INTERPRET"
 """The variable of the environment that has Triton's interpreter run kernels on tensors of the host.

@@ -1,8 +1,9 @@
-"""The host side of the gradient of fake quantization."""
+"""Host side of kernels of values and codes: gradients and errors."""
 
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import torch
@@ -10,9 +11,12 @@ import torch
 from ...formats import IntFormat
 from ...ops.reference import float_bounds
 from ...ops.registry import HeldKernel, Request
+from ...ops.row_errors import RowErrors, code_extent
 from ...params.tensors import Params
 from ...schemes import Scheme
-from .launches import ALLOCATES, Given, Launch
+from .launches import ALLOCATES, Given, Launch, value_table_on
+from .piece_cuts import Pieces, pieces_of
+from .specialization import constants_of
 from .starts import Start, bits
 
 _WORDS = {2: torch.int16, 4: torch.int32}
@@ -81,3 +85,36 @@ def _inward(end: float, toward: int, *, closed: bool) -> float:
     if off < 0 or (off == 0 and not closed):
         near = np.nextafter(near, np.float32(toward * np.inf))
     return float(near)
+
+
+_PER_THREAD = 2
+"""Pieces of a thread, which has float64 of all of their numbers."""
+_FIGURES = 4
+
+
+class ErrorMeasure:
+    """The kernel on tensors that fit one request."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._launch = request, Launch(request)
+
+    @functools.cached_property
+    def _start(self) -> Start:
+        asked = self._request
+        scheme, shape = asked.scheme, asked.shape
+        cut = pieces_of(scheme.granularity, shape, scheme.bits, joins=False, each=_PER_THREAD)
+        assert isinstance(cut, Pieces)
+        constants = constants_of(asked, cut.shape, chosen=False)
+        return Start("part_errors.measure_pieces", cut, constants._replace(extent=code_extent(scheme)))
+
+    def measure(self, x: torch.Tensor, data: torch.Tensor, params: Params) -> RowErrors:
+        shape, rows = self._request.shape, math.prod(self._request.shape[:-1])
+        if 0 in shape:
+            none = np.zeros(rows)
+            return RowErrors(squares=none, errors=none, largest=none, clipped=none.astype(np.int64))
+        start, values = self._start, value_table_on(self._request.scheme, x.device)
+        parts = torch.empty((rows, start.programs // rows, _FIGURES), dtype=torch.float64, device=x.device)
+        start(bits(x), data.contiguous(), *self._launch.scales(params), values, parts)
+        sums, most = parts[..., :-1].sum(1), parts[..., -1].amax(1, keepdim=True)
+        squares, errors, clipped, largest = torch.cat([sums, most], 1).T.contiguous().cpu().numpy()
+        return RowErrors(squares=squares, errors=errors, largest=largest, clipped=clipped.astype(np.int64))
