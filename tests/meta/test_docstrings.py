@@ -1,7 +1,8 @@
 """Public docstrings have Google sections: each parameter under Args, what is returned, and each own error.
 
 As Google's guide has it, a docstring that begins with "Return" or "Yield" says so what is returned. A method
-that overrides one of a base of ours takes its docstring's sections from there, and a property needs none.
+that overrides one of a base of ours takes its docstring's sections from there, and a property needs none. A
+class says once what several methods take alike, in a paragraph that begins "Of methods".
 """
 
 import ast
@@ -26,6 +27,13 @@ def named(docstring: str, section: str) -> set[str]:
     """Return the names that a section lists."""
     found = re.search(SECTION.format(section), docstring + "\n", re.MULTILINE)
     return {name for names in NAMES.findall(found[1]) for name in re.split(r", ?", names)} if found else set()
+
+
+def named_by_class(cls: type) -> set[str]:
+    """Return the parameters of methods that a class or a base says once for all."""
+    texts = [inspect.getdoc(each) or "" for each in cls.__mro__ if each.__module__.startswith("zeropoint")]
+    said = [text for each in texts for text in re.findall(r"^Of methods, [^\n]*(?:\n[^\n]+)*", each, re.M)]
+    return {name for text in said for name in re.findall(r"``(\w+)``", text)}
 
 
 def own_errors(function: Callable[..., Any]) -> set[str]:
@@ -71,7 +79,9 @@ def class_lacks(cls: type) -> Iterator[tuple[str, str]]:
         inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         if name.startswith("_") or not inspect.isfunction(inner) or any(name in vars(base) for base in bases):
             continue
-        yield from ((f".{name}", what) for what in lacks(inner, inspect.getdoc(inner) or ""))
+        once = {f"Args: {parameter}" for parameter in named_by_class(cls)}
+        found = lacks(inner, inspect.getdoc(inner) or "")
+        yield from ((f".{name}", what) for what in found if what not in once)
 
 
 def public() -> Iterator[tuple[str, Any]]:

@@ -5,8 +5,6 @@ each input the parameters of its group, in a block of its own. Back to groups le
 where they are, and any input of a group has the group's parameters.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -29,11 +27,7 @@ class ActOrder(Protocol):
         """
 
     def out_of_order(self, layer: LayerScheme) -> LayerScheme | None:
-        """Return the same scheme under act-order, or None if not held.
-
-        Args:
-            layer: how the weight is quantized.
-        """
+        """Return the same scheme under act-order, or None if not held."""
 
 
 def group_index(layer: LayerScheme) -> str | None:
@@ -46,11 +40,7 @@ def group_index(layer: LayerScheme) -> str | None:
 
 
 def out_of_order(layer: LayerScheme) -> LayerScheme | None:
-    """Return the same scheme under act-order, or None if not held.
-
-    Args:
-        layer: how the weight is quantized.
-    """
+    """Return the same scheme under act-order, or None if not held."""
     return layer.codec.out_of_order(layer) if isinstance(layer.codec, ActOrder) else None
 
 

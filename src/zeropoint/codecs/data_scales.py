@@ -3,8 +3,6 @@
 All are one number. This module opens no file.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -38,11 +36,7 @@ class InputNames(NamedTuple):
         return self.scale, self.zero_point, self.global_scale, *self.also
 
     def needed(self, given: Activation) -> str:
-        """Return the suffix of the scale that static inputs always have.
-
-        Args:
-            given: how inputs are quantized.
-        """
+        """Return the suffix of the scale that static inputs always have."""
         return self.global_scale if given.local else self.scale
 
 

@@ -53,11 +53,7 @@ class SchemePattern(NamedTuple):
         return Scheme.parse(self.text.format(bits=bits, blocks=place, scale=torch_name(scale)))
 
     def holds(self, weight: Scheme) -> bool:
-        """Return whether a scheme is one of these.
-
-        Args:
-            weight: the scheme.
-        """
+        """Return whether a scheme is one of these."""
         rows, group = blocks(weight)
         stored = {
             FILE_DTYPES.get(storage_dtype(level.format), "") for level in weight.scales[:1] if level.format

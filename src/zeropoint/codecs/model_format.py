@@ -100,22 +100,13 @@ class ModelFormat:
     mixture_method: str = ""
 
     def owns(self, metadata: Metadata) -> bool:
-        """Return whether a file of the container is of this format.
-
-        Args:
-            metadata: of the file.
-        """
+        """Return whether a file of the container is of this format."""
         return True
 
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """Return the stored form of a tensor, or None if unchanged.
 
         The form is OMITTED where engines take no file with such a tensor and do without it.
-
-        Args:
-            name: of the tensor in the model.
-            shape: its shape there.
-            config: config.json of the model.
 
         Raises:
             CheckpointError: where engines would not load a file with such a tensor.
@@ -127,21 +118,11 @@ class ModelFormat:
 
         None means that it is one itself. This is for files without model metadata; see :meth:`read` for
         others.
-
-        Args:
-            name: of the tensor in the file.
-            shape: its shape there.
         """
         return ()
 
     def pieces(self, name: str, shape: tuple[int, ...], config: Config) -> Sequence[TensorPiece]:
-        """Return the pieces of a model tensor, none if whole.
-
-        Args:
-            name: of the tensor in the model.
-            shape: its shape there.
-            config: config.json of the model.
-        """
+        """Return the pieces of a model tensor, none if whole."""
         return ()
 
     def wholes(self, shapes: Mapping[str, tuple[int, ...]], config: Config) -> Sequence[Whole]:
@@ -154,35 +135,19 @@ class ModelFormat:
         return ()
 
     def metadata(self, model: ModelFiles) -> Metadata:
-        """Return the metadata of a file; here the source's texts.
-
-        Args:
-            model: what is known of the model.
-        """
+        """Return the metadata of a file; here the source's texts."""
         return {key: value for key, value in model.metadata.items() if isinstance(value, str)}
 
     def fixed(self, config: Config) -> Sequence[Row]:
-        """Return a file's constant tensors, derived from the configuration.
-
-        Args:
-            config: config.json of the model.
-        """
+        """Return a file's constant tensors, derived from the configuration."""
         return ()
 
     def config_values(self, config: Config) -> Mapping[str, Any]:
-        """Return additional values of config.json that engines look for.
-
-        Args:
-            config: config.json of the model.
-        """
+        """Return additional values of config.json that engines look for."""
         return {}
 
     def remarks(self, model: ModelFiles) -> Sequence[str]:
-        """Return sentences about what files lack that engines look for.
-
-        Args:
-            model: what is known of the model.
-        """
+        """Return sentences about what files lack that engines look for."""
         return ()
 
     def mixture(
@@ -201,12 +166,7 @@ class ModelFormat:
         return None
 
     def contradiction(self, metadata: Metadata, dtypes: Collection[str]) -> str | None:
-        """Return a contradiction between metadata and tensors, or None.
-
-        Args:
-            metadata: of the file.
-            dtypes: of its tensors with several axes.
-        """
+        """Return a contradiction between metadata and tensors, or None."""
         return None
 
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
@@ -226,8 +186,5 @@ class ModelFormat:
         """Return checkpoint files derived from metadata, such as the tokenizer's.
 
         By name.
-
-        Args:
-            metadata: of a file.
         """
         return {}

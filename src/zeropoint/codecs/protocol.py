@@ -173,6 +173,8 @@ def _specs(
 class Codec(Protocol):
     """Protocol of codecs; the module says what has no default.
 
+    Of methods, ``layer`` is how a weight is quantized, and ``shape`` its (out_features, in_features).
+
     Args:
         name: what users write in ``--format``.
         title: what sentences call its files.
@@ -248,7 +250,6 @@ class Codec(Protocol):
         By default, matrices of whole groups and words can.
 
         Args:
-            layer: how the weight is quantized.
             shape: any shape that a checkpoint may have.
         """
         problem = no_matrix(shape) or partial_group(layer.weight, shape)
@@ -264,7 +265,6 @@ class Codec(Protocol):
         """Return the named divisors of a device's part along ``axis``.
 
         Args:
-            layer: how the weight is quantized.
             axis: ROWS or COLUMNS.
         """
         extents = blocks(layer.weight)
@@ -276,45 +276,29 @@ class Codec(Protocol):
         return found
 
     def shares_scale(self, layer: LayerScheme) -> bool:
-        """Return whether fused layers must share one tensor scale.
-
-        Args:
-            layer: how each of them is quantized.
-        """
+        """Return whether fused layers must share one tensor scale."""
         return False
 
     def needs_mean(self, layer: LayerScheme) -> bool:
-        """Return whether the mean scale of the whole weight comes first.
-
-        Args:
-            layer: how the weight is quantized.
-        """
+        """Return whether the mean scale of the whole weight comes first."""
         return False
 
     def with_mean(self, layer: LayerScheme, mean: float) -> LayerScheme:
         """Return the scheme of parts under a known mean scale.
 
         Args:
-            layer: how the weight is quantized.
             mean: of the scales of all its blocks.
         """
         return layer
 
     def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
-        """Return the fields of a weight, its codes first.
-
-        Args:
-            layer: how the weight is quantized.
-        """
+        """Return the fields of a weight, its codes first."""
         return ()
 
     def axis(self, layer: LayerScheme) -> int:
         """Return the axis along which weights are cut: ROWS or COLUMNS.
 
         By default, COLUMNS where fields have lines of inputs.
-
-        Args:
-            layer: how the weight is quantized.
         """
         fields = self.fields(layer)
         return fields[0].along if fields else ROWS
@@ -323,10 +307,6 @@ class Codec(Protocol):
         """Return the multiple of independent parts along that axis.
 
         By default, they give whole lines of all tensors, and columns whole bytes of packed codes.
-
-        Args:
-            layer: how the weight is quantized.
-            shape: (out_features, in_features).
         """
         axis = self.axis(layer)
         own = blocks(layer.weight)[ROWS] or 1 if axis == ROWS else 8 // math.gcd(8, layer.weight.bits)
@@ -339,8 +319,6 @@ class Codec(Protocol):
         """Return the tensors of a weight, its codes first.
 
         Args:
-            layer: how the weight is quantized.
-            shape: (out_features, in_features).
             dtype: of the weight before it is quantized, which scales have under ``scale=input``.
         """
         return _specs(self.fields(layer), layer.weight, shape, dtype)
@@ -349,7 +327,6 @@ class Codec(Protocol):
         """Return, by suffix, a part's lines of each cut tensor.
 
         Args:
-            layer: how the weight is quantized.
             q: the whole weight, or a part of it along the codec's axis.
         """
         fields = self.fields(layer)
@@ -361,7 +338,6 @@ class Codec(Protocol):
         """Return, by suffix, the tensors shared by all parts.
 
         Args:
-            layer: how the weight is quantized.
             params: of any part: what they have for the whole tensor, all parts have.
             shape: (out_features, in_features) of the whole weight.
         """
@@ -372,7 +348,6 @@ class Codec(Protocol):
         """Return a part of a weight; ``params.validate()`` checks its parameters.
 
         Args:
-            layer: how the weight is quantized.
             tensors: the lines of each tensor that the part touches, by suffix, or of whole blocks.
             part: where it lies in the weight.
         """
@@ -390,7 +365,6 @@ class Codec(Protocol):
         """Return damage in stored values that decoding ignores, or None.
 
         Args:
-            layer: how the weight is quantized.
             tensors: those that :meth:`decode` was given.
         """
         return None

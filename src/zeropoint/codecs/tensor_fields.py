@@ -5,8 +5,6 @@ and the way back follow. A layout that no field here describes has a field of it
 functions, or a codec that defines ``tensors``, ``encode`` and ``decode``. This module knows no layout.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from abc import ABC, abstractmethod
@@ -137,11 +135,7 @@ class Field(ABC):
         """
 
     def lines(self, q: QuantizedTensor) -> torch.Tensor | None:
-        """Return the lines of a part, or None.
-
-        Args:
-            q: the part.
-        """
+        """Return the lines of a part, or None."""
         return None
 
     def whole(self, params: QuantizationParams, shape: tuple[int, ...]) -> torch.Tensor | None:
@@ -157,9 +151,6 @@ class Field(ABC):
         """Return the axis along which codes fill whole words, and their number.
 
         None where nothing has to.
-
-        Args:
-            weight: its scheme.
         """
         return None
 

@@ -58,11 +58,7 @@ def sentences_of(text: str, most: int) -> list[str]:
 
 
 def takes_first_vector(source: Source) -> bool:
-    """Return whether a checkpoint embeds by its first token's vector.
-
-    Args:
-        source: a checkpoint.
-    """
+    """Return whether a checkpoint embeds by its first token's vector."""
     if _POOLING not in source.companions:
         return False
     said: Any = json.loads(read_small(source.root / _POOLING, limit=MAX_JSON_BYTES)[0])

@@ -220,9 +220,6 @@ def evaluate(
 def is_encoder(source: Source) -> bool:
     """Return whether a checkpoint is an embedding model, not a causal one.
 
-    Args:
-        source: a checkpoint.
-
     Raises:
         UnsupportedError: where it is neither, or says nothing.
     """

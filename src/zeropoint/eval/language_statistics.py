@@ -47,11 +47,7 @@ def language_statistics(scores: TokenScores, nbytes: int | None = None) -> Stati
 
 
 def language_samples(scores: TokenScores) -> Samples:
-    """Return the numbers of each token whose means are statistics.
-
-    Args:
-        scores: of all tokens.
-    """
+    """Return the numbers of each token whose means are statistics."""
     return {
         RATIO: scores.nll - scores.base_nll,
         KLD: scores.kld,

@@ -3,8 +3,6 @@
 All probes of an evaluation share one pass of each model.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch
@@ -35,11 +33,7 @@ class Answers(Protocol):
 
 
 class Probe(Protocol):
-    """A question to models.
-
-    Args:
-        batches: what they run on.
-    """
+    """A question to models."""
 
     @property
     def batches(self) -> Batches:

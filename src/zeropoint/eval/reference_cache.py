@@ -5,8 +5,6 @@ Numbers are kept as they were, so that a result from the file is the same, bit f
 a model is small, the file has a few numbers for each token, not one for each word of a vocabulary.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -63,14 +61,7 @@ class ReferenceKey:
 
 
 def reference_key(source: Source, batches: Batches, asked: str, dtype: torch.dtype) -> ReferenceKey:
-    """Return a pass's cache key, from all bytes of the weights.
-
-    Args:
-        source: a local checkpoint.
-        batches: its inputs.
-        asked: further inputs.
-        dtype: of weights and activations.
-    """
+    """Return a pass's cache key, from all bytes of the weights."""
     model = hashlib.sha256((source.config_text or "").encode("utf-8", "surrogateescape"))
     for shard in source.shards:
         own, file = hashlib.sha256(), open_file(source.root / shard)

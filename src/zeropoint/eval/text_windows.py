@@ -112,11 +112,7 @@ class TextTokenizer:
         self._tokenizer = CheckpointTokenizer(source)
 
     def __call__(self, text: str) -> TokenizedText:
-        """Return a text as tokens, with BOS and without EOS.
-
-        Args:
-            text: any text.
-        """
+        """Return a text as tokens, with BOS and without EOS."""
         own = self._tokenizer
         before, _ = self._ends()
         found = own(text, add_special_tokens=False, return_offsets_mapping=own.is_fast)
@@ -163,9 +159,6 @@ def text_of(path: Path | str, tokens: int = 0) -> str:
 
 def ids_of(path: Path | str) -> torch.Tensor:
     """Return the token ids of a .safetensors file, (tokens,) int64.
-
-    Args:
-        path: of the file.
 
     Raises:
         CalibrationError: for any other file.

@@ -44,11 +44,7 @@ class WindowProbe:
 
 
 class WindowAnswers:
-    """How likely two models found the tokens.
-
-    Args:
-        windows: of the text.
-    """
+    """How likely two models found the tokens."""
 
     def __init__(self, windows: TextWindows) -> None:
         self._windows = windows

@@ -260,6 +260,8 @@ class Method(Protocol):
     name: its module's name, as recipes and the command line spell it. formula: what it minimizes or
     computes. source: the paper or standard. needs: empty for a method without data, as by default. takes: the
     statistics that it uses if present, needed ones included; by default these alone.
+
+    Of methods, ``scheme`` is the weight's.
     """
 
     @property
@@ -280,34 +282,18 @@ class Method(Protocol):
         return self.needs
 
     def scope(self, scheme: Scheme) -> Scope:
-        """Return the part of a weight needed at once under ``scheme``.
-
-        Args:
-            scheme: the scheme of the weight.
-        """
+        """Return the part of a weight needed at once under ``scheme``."""
 
     def refusal(self, scheme: Scheme) -> str | None:  # noqa: ARG002 (none by default)
-        """Return the reason and remedy for an unsupported scheme, or None.
-
-        Args:
-            scheme: the scheme of the weight.
-        """
+        """Return the reason and remedy for an unsupported scheme, or None."""
         return None
 
     def bound(self, scheme: Scheme) -> Bound:  # noqa: ARG002 (the same for most)
-        """Return the limit on errors of results under ``scheme``; by default rounding.
-
-        Args:
-            scheme: the scheme of the weight.
-        """
+        """Return the limit on errors of results under ``scheme``; by default rounding."""
         return Bound.ROUNDING
 
     def value_bytes(self, scheme: Scheme) -> int:
-        """Return the bytes per value besides the weight and its codes.
-
-        Args:
-            scheme: the scheme of the weight.
-        """
+        """Return the bytes per value besides the weight and its codes."""
 
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return ``weight`` in codes.
@@ -315,7 +301,6 @@ class Method(Protocol):
         Args:
             weight: finite, of the dtypes of :func:`zeropoint.quantize`; a part of a larger one where the
                 scope allows.
-            scheme: the scheme of the weight.
             data: statistics of the inputs of the layer.
 
         Raises:

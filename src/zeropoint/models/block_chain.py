@@ -117,11 +117,7 @@ class Watching(Protocol):
         """Return a context in which it observes."""
 
     def outside(self, blocks: Iterable[nn.Module]) -> bool:
-        """Return whether it observes something that is inside none of ``blocks``.
-
-        Args:
-            blocks: of the model.
-        """
+        """Return whether it observes something that is inside none of ``blocks``."""
 
 
 class KeptValues:

@@ -88,11 +88,7 @@ class TrainedScales:
         return store(torch.where(good, read, self._first), self._format)
 
     def codes(self, state: torch.Tensor) -> QuantizedTensor:
-        """Return the same codes under other scales.
-
-        Args:
-            state: the scales as they are stored.
-        """
+        """Return the same codes under other scales."""
         params = replace(self._q.params, scales=(state, *self._q.scales[1:]))
         return replace(self._q, params=params)
 

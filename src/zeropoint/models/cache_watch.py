@@ -4,8 +4,6 @@ They are observed where transformers hands them to a cache as a model runs: afte
 Engines quantize these tensors, and the observers of compressed-tensors and NVIDIA ModelOpt see them.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import threading
@@ -22,9 +20,6 @@ _CACHE = "past_key_values"
 
 class KvCacheObserver:
     """Observer of attention layers' KV cache inputs; supplies missing caches.
-
-    Args:
-        root: the model.
 
     Attributes:
         enabled, examine: see :class:`~zeropoint.models.sequential.Watching`.
@@ -54,11 +49,7 @@ class KvCacheObserver:
                 handle.remove()
 
     def outside(self, blocks: Iterable[nn.Module]) -> bool:
-        """Return whether some attention layer is inside none of ``blocks``.
-
-        Args:
-            blocks: of the model.
-        """
+        """Return whether some attention layer is inside none of ``blocks``."""
         inside = {module for block in blocks for module in block.modules()}
         return any(layer not in inside for layer in self.layers.values())
 

@@ -135,11 +135,7 @@ class SiteInputs:
             self._states[need] = {key: value[0] for key, value in kept.items() if value is not None}
 
     def jobs(self, wave: Sequence[Seen]) -> list[Callable[[], None]]:
-        """Return thread-safe functions that add the vectors of some batches.
-
-        Args:
-            wave: the batches that come next.
-        """
+        """Return thread-safe functions that add the vectors of some batches."""
         self._vectors += sum(len(seen.inputs) for seen in wave)
         named = (functools.partial(self._learn, name, wave) for name in self._accumulators)
         return [*named, functools.partial(self.sample, wave)]

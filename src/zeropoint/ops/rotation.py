@@ -117,9 +117,6 @@ class Rotation:
     def signs(self, columns: int) -> torch.Tensor:
         """Return the signs of so many columns, 1 and -1: (columns,) int8.
 
-        Args:
-            columns: of the tensors that are rotated.
-
         Example:
             >>> Rotation(size=2, seed=1).signs(8)
             tensor([-1,  1,  1,  1,  1,  1, -1, -1], dtype=torch.int8)

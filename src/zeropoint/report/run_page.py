@@ -1,7 +1,5 @@
 """The report page of a run, next to its manifest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..architectures import classes_of
@@ -25,9 +23,6 @@ def with_page(result: RunResult) -> RunResult:
 
     Of an output behind a URL no rows are decoded, which would take a request for each layer. A run does not
     fail for its page: what is in the way is said in a note.
-
-    Args:
-        result: of a run that ended well.
     """
     tensors = len(result.plan.outputs.by_name)
     if tensors > _MOST:

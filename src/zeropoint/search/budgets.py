@@ -40,9 +40,6 @@ class Budget:
 
         K, M, G and T are powers of 1024.
 
-        Args:
-            text: the text form.
-
         Raises:
             RangeError: for anything else, and for a small number without a unit.
 

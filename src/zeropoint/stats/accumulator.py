@@ -38,6 +38,9 @@ class Accumulator(ABC):
     """Rule for summing up batches; states are never modified.
 
     Every state has ``seen`` and ``left_out``, int64: values taken in, and those left out as not finite.
+
+    Of methods, ``state`` is one of this accumulator, ``a`` and ``b`` are an earlier and a later one, ``x`` is
+    a float tensor of any shape, and ``batches`` are such tensors, in order.
     """
 
     @abstractmethod
@@ -57,30 +60,19 @@ class Accumulator(ABC):
         """
 
     def merge(self, a: State, b: State) -> State:
-        """Return the state of two sets of data together: sums, unless overridden.
-
-        Args:
-            a: the earlier state.
-            b: the later state.
-        """
+        """Return the state of two sets of data together: sums, unless overridden."""
         return {name: a[name] + b[name] for name in a}
 
     def fold(self, state: State, batch: State) -> State:
         """Return ``state`` merged with one more batch, a result of :meth:`measure`.
 
         Args:
-            state: a state of this accumulator.
             batch: the state of one batch.
         """
         return self.merge(state, batch)
 
     def merge_batches(self, a: State, b: State) -> State:
-        """Return the merged measures of two parts of one batch.
-
-        Args:
-            a: the earlier state.
-            b: the later state.
-        """
+        """Return the merged measures of two parts of one batch."""
         return self.merge(a, b)
 
     def update(self, state: State, x: torch.Tensor) -> State:
@@ -88,16 +80,11 @@ class Accumulator(ABC):
 
         Args:
             state: changed in place where possible.
-            x: a float tensor of any shape.
         """
         return self.fold(state, self.measure(x))
 
     def update_all(self, state: State, batches: Sequence[torch.Tensor]) -> State:
         """Return ``state`` after several batches, in order; faster for small batches.
-
-        Args:
-            state: a state of this accumulator.
-            batches: tensors, in order.
 
         Raises:
             ZeropointError: what :meth:`measure` raises for one of them.
@@ -108,9 +95,6 @@ class Accumulator(ABC):
 
     def check_all(self, batches: Sequence[torch.Tensor]) -> None:
         """Raise what :meth:`update_all` raises for ``batches``.
-
-        Args:
-            batches: tensors, in order.
 
         Raises:
             DtypeError: for what is no list or tuple of tensors.
@@ -124,9 +108,6 @@ class Accumulator(ABC):
 
     def check(self, x: torch.Tensor) -> None:
         """Raise what :meth:`measure` raises for ``x``.
-
-        Args:
-            x: a float tensor of any shape.
 
         Raises:
             DtypeError: for a tensor on the meta device.

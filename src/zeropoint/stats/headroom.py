@@ -101,11 +101,7 @@ class BlockMaxima(Histogram):
         super().__post_init__()
 
     def measure(self, x: torch.Tensor) -> State:
-        """Return the state of one batch, by its blocks.
-
-        Args:
-            x: a float tensor of any shape.
-        """
+        """Return the state of one batch, by its blocks."""
         self.check(x)
         rows = x.detach().abs().reshape(-1, x.shape[-1] if x.ndim else 1)
         rows = pad(rows, (0, -rows.shape[-1] % BLOCK))

@@ -25,6 +25,8 @@ class Observer(nn.Module):
     The state lies in buffers, complete from the start: state_dict, deepcopy and pickle carry it, and casts of
     the model (``model.half()``) leave its dtypes alone.
 
+    Of methods, ``x`` is a float tensor of any shape, and ``batches`` are such tensors, in order.
+
     Args:
         statistic: what to learn; one that gives a range for :meth:`range` and :meth:`params`.
         name: where the observer stands in its model, for messages.
@@ -56,11 +58,7 @@ class Observer(nn.Module):
             self.register_buffer(key, tensor)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x``, the same tensor, after :meth:`update` while enabled.
-
-        Args:
-            x: a float tensor of any shape.
-        """
+        """Return ``x``, the same tensor, after :meth:`update` while enabled."""
         if self.enabled:
             if torch.compiler.is_compiling():
                 _leave_graphs()
@@ -73,20 +71,12 @@ class Observer(nn.Module):
         return self.shared and shares_work()
 
     def update(self, x: torch.Tensor) -> None:
-        """Take one batch into the state; raises what :meth:`Statistic.measure` raises.
-
-        Args:
-            x: a float tensor of any shape.
-        """
+        """Take one batch into the state; raises what :meth:`Statistic.measure` raises."""
         with torch.no_grad():
             self.take(self.measure(x))
 
     def update_all(self, batches: Sequence[torch.Tensor]) -> None:
-        """Take several batches into the state; faster for small batches.
-
-        Args:
-            batches: tensors, in order.
-        """
+        """Take several batches into the state; faster for small batches."""
         self.statistic.check_all(batches)
         if self.shares_batches or not batches:
             for batch in batches:
@@ -97,11 +87,7 @@ class Observer(nn.Module):
             _set(own, self.statistic.update_all(on_device(batches[0].device, own), batches))
 
     def measure(self, x: torch.Tensor) -> State:
-        """Return one batch's state, joined over processes that share it.
-
-        Args:
-            x: a float tensor of any shape.
-        """
+        """Return one batch's state, joined over processes that share it."""
         batch = self.statistic.measure(x)
         if self.shares_batches:
             batch = gathered(batch, self.statistic.merge_batches)

@@ -187,21 +187,12 @@ class Statistic(Accumulator):
         return {}
 
     def join(self, a: State, b: State) -> State:
-        """Return the statistic's own tensors, joined: sums unless overridden.
-
-        Args:
-            a: the earlier state.
-            b: the later state.
-        """
+        """Return the statistic's own tensors, joined: sums unless overridden."""
         return {name: a[name] + b[name] for name in a if name not in _SHARED}
 
     @abstractmethod
     def range(self, state: State) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the range to quantize, float64 minima and maxima on the grid.
-
-        Args:
-            state: a state of this accumulator.
-        """
+        """Return the range to quantize, float64 minima and maxima on the grid."""
 
     def start(self) -> State:
         """Return the state before any data."""
@@ -255,9 +246,6 @@ class Statistic(Accumulator):
 
         NaN and Inf show in the extremes, and are left out of all else. Where the tensors are None,
         :meth:`take` is asked for them.
-
-        Args:
-            x: a float tensor of any shape.
         """
         if self.granularity == TENSOR and x.numel() < _MANY:
             found = self._extremes(x, x)
@@ -294,7 +282,6 @@ class Statistic(Accumulator):
         """Return parameters from a state's range under a scheme.
 
         Args:
-            state: a state of this accumulator.
             scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
             dtype: dtype of the tensors to be quantized.
             name: what was observed, for messages.

@@ -35,6 +35,8 @@ class Quantizer(torch.nn.Module, ABC):
     ``module.to(dtype)`` asks, so that a model in bfloat16 has the parameters it was given. ``state_dict``
     holds the scheme together with the tensors, and loading refuses another one.
 
+    Of methods, ``x`` is a float tensor of any shape.
+
     Args:
         scheme: how tensors are quantized.
         enabled: whether it does anything; a quantizer that is not enabled returns its input.
@@ -57,11 +59,7 @@ class Quantizer(torch.nn.Module, ABC):
 
     @abstractmethod
     def simulate(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable.
-
-        Args:
-            x: a float tensor of any shape.
-        """
+        """Return ``dequantize(quantize(x, params))``, bit for bit, differentiable."""
 
     @property
     def bits(self) -> int:
@@ -75,9 +73,6 @@ class Quantizer(torch.nn.Module, ABC):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x`` fake-quantized, or itself when empty or disabled.
-
-        Args:
-            x: a float tensor of any shape.
 
         Raises:
             DtypeError: for anything but a tensor.
@@ -148,9 +143,6 @@ class Quantizer(torch.nn.Module, ABC):
         """Return the mean squared error of quantizing ``x``, a float64 scalar.
 
         It is computed whether the quantizer is enabled or not. An empty tensor has 0.
-
-        Args:
-            x: a float tensor of any shape.
         """
         if x.numel() == 0:
             return torch.zeros((), dtype=torch.float64, device=x.device)

@@ -1,7 +1,5 @@
 """SlopeMeans: running means of gradients and squares, as in Adam."""
 
-from __future__ import annotations
-
 import torch
 
 _KEPT, _SQUARES_KEPT = 0.9, 0.99
@@ -16,9 +14,6 @@ class SlopeMeans:
         direction = mean(g) / sqrt(mean(g^2))
 
     It is 1 or -1 where gradients agree, and close to 0 where their sign changes: the step of Adam.
-
-    Args:
-        like: the tensor.
 
     Source: Kingma and Ba, Adam, arXiv:1412.6980.
 
