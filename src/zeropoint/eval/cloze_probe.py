@@ -50,13 +50,7 @@ class ClozeProbe:
         return found
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:
-        """Return sentences' log-likelihoods from the altered word on, (sentences,) float64.
-
-        Args:
-            found: a model that has run.
-            at: number of the batch in the pass.
-            batch: number of the batch in the probe.
-        """
+        """Return sentences' log-likelihoods from the altered word on, (sentences,) float64."""
         logits = found.logits(at)
         likely = []
         for row, n in enumerate(self._groups[batch]):
@@ -83,13 +77,7 @@ class ClozeAnswers:
         self._base = np.zeros_like(self._own)
 
     def add(self, batch: int, own: torch.Tensor, base: torch.Tensor) -> None:
-        """See :class:`~.probe.Answers`.
-
-        Args:
-            batch: its number.
-            own: (sentences,) log-likelihoods under the model.
-            base: under the reference.
-        """
+        """Add log-likelihoods, (sentences,); see :class:`~.probe.Answers`."""
         group = list(self._groups[batch])
         self._own[group], self._base[group] = own.cpu().numpy(), base.cpu().numpy()
 

@@ -78,13 +78,7 @@ class ContinuationProbe:
         return [{"input_ids": rows} for rows in torch.split(self.sequences, self._rows)]
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:  # noqa: ARG002 (the protocol's)
-        """Return the most likely tokens: (sequences of the batch, tokens).
-
-        Args:
-            found: a model that has run.
-            at: number of the batch in the pass.
-            batch: number of the batch in the probe.
-        """
+        """Return the most likely tokens: (sequences of the batch, tokens)."""
         return found.logits(at, last=self.tokens + 1)[:, :-1].argmax(-1)
 
     def answers(self) -> ContinuationAnswers:
@@ -100,13 +94,7 @@ class ContinuationAnswers:
         self._tokens = 0
 
     def add(self, batch: int, own: torch.Tensor, base: torch.Tensor) -> None:  # noqa: ARG002 (the protocol's)
-        """See :class:`~.probe.Answers`.
-
-        Args:
-            batch: its number.
-            own: (sequences, tokens) of the model.
-            base: of the reference.
-        """
+        """Add tokens, (sequences, tokens); see :class:`~.probe.Answers`."""
         self._lengths += divergence_lengths(own, base)
         self._tokens = own.shape[1]
 

@@ -91,13 +91,7 @@ class EncoderProbe:
         return [{"input_ids": torch.tensor([self._sentences[n] for n in group])} for group in self._groups]
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:  # noqa: ARG002 (the protocol's)
-        """Return embeddings: (sentences of the batch, width).
-
-        Args:
-            found: a model that has run.
-            at: number of the batch in the pass.
-            batch: number of the batch in the probe.
-        """
+        """Return embeddings: (sentences of the batch, width)."""
         vectors: torch.Tensor = found.output(at).last_hidden_state.float()
         return vectors[:, 0] if self._first else vectors.mean(1)
 
@@ -119,13 +113,7 @@ class EncoderAnswers:
         self._base: list[torch.Tensor] = []
 
     def add(self, batch: int, own: torch.Tensor, base: torch.Tensor) -> None:  # noqa: ARG002 (the protocol's)
-        """See :class:`~.probe.Answers`.
-
-        Args:
-            batch: its number.
-            own: (sentences, width) of the model.
-            base: of the reference.
-        """
+        """Add embeddings, (sentences, width); see :class:`~.probe.Answers`."""
         self._own.append(own)
         self._base.append(base)
 

@@ -29,13 +29,7 @@ class WindowProbe:
         return [{"input_ids": window[None]} for window in self.windows.given]
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:  # noqa: ARG002 (the protocol's)
-        """Return logits at the positions before scored tokens: (scored, vocabulary).
-
-        Args:
-            found: a model that has run.
-            at: number of the batch in the pass.
-            batch: number of the batch in the probe.
-        """
+        """Return logits at the positions before scored tokens: (scored, vocabulary)."""
         return found.logits(at, last=self.windows.scored + 1)[0, :-1]
 
     def answers(self) -> WindowAnswers:
@@ -56,13 +50,7 @@ class WindowAnswers:
         return TokenScores.join(self._scores)
 
     def add(self, batch: int, own: torch.Tensor, base: torch.Tensor) -> None:
-        """See :class:`~.probe.Answers`.
-
-        Args:
-            batch: number of a window.
-            own: (scored, vocabulary) logits of the model.
-            base: of the reference.
-        """
+        """Add logits, (scored, vocabulary); see :class:`~.probe.Answers`."""
         self._scores.append(scores_of(own, base, self._windows.targets[batch]))
 
     def statistics(self) -> Statistics:

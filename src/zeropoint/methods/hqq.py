@@ -74,8 +74,6 @@ class HalfQuadratic(Method):
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return ``weight`` in codes, each block at most as wrong as ``nearest``.
 
-        Raises UnsupportedError for a scheme with a refusal, and what :func:`zeropoint.quantize` raises.
-
         >>> w = torch.tensor([[0.0, 0.4, 0.4, 0.4, 0.4, 3.0]])
         >>> METHOD.quantize(w, Scheme.parse("uint2:channel:asym=real")).q.dequantize()
         tensor([[0.2667, 0.2667, 0.2667, 0.2667, 0.2667, 3.2667]])

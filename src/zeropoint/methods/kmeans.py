@@ -62,8 +62,6 @@ class FittedCodebook(Method):
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return ``weight`` in codes of its own table, the result's element.
 
-        Raises UnsupportedError for a scheme with a refusal, and what :func:`zeropoint.quantize` raises.
-
         >>> q = METHOD.quantize(torch.tensor([0.0, 1.0, 4.0, 5.0]), Scheme.parse("binary:cast")).q
         >>> str(q.scheme), q.dequantize()
         ('codebook[0.5,4.5]:cast', tensor([0.5000, 0.5000, 4.5000, 4.5000]))

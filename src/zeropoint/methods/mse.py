@@ -61,8 +61,6 @@ class LeastSquaredError(Method):
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return ``weight`` in codes, each block at most as wrong as ``nearest``.
 
-        Raises UnsupportedError for a scheme with a refusal, and what :func:`zeropoint.quantize` raises.
-
         >>> METHOD.quantize(
         ...     torch.tensor([[1.0, 1.0, 0.95, 1.6]]), Scheme.parse("int2:channel")
         ... ).q.dequantize()

@@ -63,8 +63,6 @@ class CancelledErrors(Method):
     def quantize(self, weight: torch.Tensor, scheme: Scheme, data: LayerData = NO_DATA) -> LayerResult:
         """Return ``weight`` in codes whose errors cancel in each block.
 
-        Raises UnsupportedError for a scheme with a refusal, and what :func:`zeropoint.quantize` raises.
-
         >>> w = torch.tensor([[0.0, 0.4, 0.4, 0.4, 0.4, 3.0]])
         >>> METHOD.quantize(w, Scheme.parse("uint2:channel")).q.dequantize()
         tensor([[0., 1., 1., 0., 0., 3.]])

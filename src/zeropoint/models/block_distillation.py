@@ -93,11 +93,7 @@ class TrainedScales:
         return replace(self._q, params=params)
 
     def put(self, state: torch.Tensor) -> None:
-        """Let the layer have the values of the codes under some scales.
-
-        Args:
-            state: the scales as they are stored, on any device.
-        """
+        """Let the layer have the values of the codes under some scales."""
         own, values = self.weight.detach(), self.codes(state.to(self._first.device)).dequantize()
         if self._rows is None:
             own.copy_(values)
@@ -105,12 +101,7 @@ class TrainedScales:
             own[self._rows] = values.to(own.dtype)
 
     def step(self, slope: torch.Tensor, size: float) -> None:
-        """Move scales against a gradient.
-
-        Args:
-            slope: by the parameter.
-            size: as a share of the first step.
-        """
+        """Move scales against a gradient."""
         own, values = slope, self.weight.detach()
         if self._rows is not None:
             own, values = slope[self._rows], values[self._rows]

@@ -44,11 +44,7 @@ class BegunWeight:
         return self.sides.goes_up
 
     def put(self, state: torch.Tensor) -> None:
-        """Let the layer have the values of some sides.
-
-        Args:
-            state: the numbers that take the higher value.
-        """
+        """Let the layer have the values of some sides."""
         own, values = self.weight.detach(), self.sides.values(state)
         if self.task.rows is None:
             own.copy_(values)
@@ -56,12 +52,7 @@ class BegunWeight:
             own[self.task.rows] = values.to(own.dtype)
 
     def step(self, slope: torch.Tensor, size: float) -> None:
-        """Move numbers against a gradient.
-
-        Args:
-            slope: by the parameter.
-            size: as a share of the first step.
-        """
+        """Move numbers against a gradient."""
         self.sides.step(slope if self.task.rows is None else slope[self.task.rows], size / STEPS)
         self.put(self.state())
 
