@@ -111,7 +111,10 @@ MACHINE_PATH = re.compile(
 OPTIONAL = frozenset(ALLOWED["optional import"])
 # Decorators whose functions may have any number of parameters: compiled kernels and the instructions they are
 # made of take flat arrays, and the signature of an operator and of its fake is its schema.
-FLAT = frozenset({"device", "inlined", "kernel", "primitive", "custom_op", "operator", "register_fake"})
+FLAT = frozenset((
+    "device", "inlined", "kernel", "over_rows", "primitive", "instruction", "custom_op", "operator",
+    "register_fake",
+))  # fmt: skip
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Rule = Callable[[str, str], list[str]]

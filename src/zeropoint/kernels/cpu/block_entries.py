@@ -10,25 +10,20 @@ from .least_error.plain import TABLE, Numbers, plain_rows, square_rows, unpack_p
 from .least_error.signed import THREE, moved_rows, six_bit_rows, three_bit_rows, unpack_signed
 from .least_error.table_scales import FOUR, table_rows, table_super_rows
 from .machine.bit_moves import move_rows
-from .machine.intrinsics import device, kernel
-from .machine.team import run_bundled, run_parts
+from .machine.team import bundled, over_rows
 
 
-@device
-def _minima(args: Any, first: Any, last: Any) -> Any:
+@bundled
+def search_minima(args: Any, first: Any, last: Any) -> Any:
+    """Search scales and minima; rows are super-blocks. See :func:`.least_error.minima.minima_rows`."""
     x, importance, kind, packed, scales, halves, minima, half_minima = args
     levels = MinimaLevels(scales, halves, minima, half_minima)
     return minima_rows(x, importance, unpack_minima(kind), packed, levels, first, last)
 
 
-@kernel
-def search_minima(*args: Any) -> Any:
-    """Search scales and minima; rows are super-blocks. See :func:`.least_error.minima.minima_rows`."""
-    return run_bundled(_minima, args)
-
-
-@device
-def _signed(args: Any, first: Any, last: Any) -> Any:
+@bundled
+def search_signed(args: Any, first: Any, last: Any) -> Any:
+    """Search signed scales; rows are super-blocks. See :func:`.least_error.signed.six_bit_rows`."""
     x, importance, record, packed, scales, halves = args
     kind = unpack_signed(record)
     if kind.bits == FOUR:
@@ -40,27 +35,17 @@ def _signed(args: Any, first: Any, last: Any) -> Any:
     return moved_rows(x, packed, scales, halves, first, last)
 
 
-@kernel
-def search_signed(*args: Any) -> Any:
-    """Search signed scales; rows are super-blocks. See :func:`.least_error.signed.six_bit_rows`."""
-    return run_bundled(_signed, args)
-
-
-@device
-def _rounded(args: Any, first: Any, last: Any) -> Any:
+@bundled
+def round_plain(args: Any, first: Any, last: Any) -> Any:
+    """Quantize blocks by their extremes; see :func:`.least_error.extreme_scales.rounded_rows`."""
     x, source, kind, packed, halves, half_minima, octets = args
     numbers = Numbers(halves, half_minima, octets)
     return rounded_rows(x, np.uint64(source), unpack_plain(kind), packed, numbers, first, last)
 
 
-@kernel
-def round_plain(*args: Any) -> Any:
-    """Quantize blocks by their extremes; see :func:`.least_error.extreme_scales.rounded_rows`."""
-    return run_bundled(_rounded, args)
-
-
-@device
-def _plain(args: Any, first: Any, last: Any) -> Any:
+@bundled
+def search_plain(args: Any, first: Any, last: Any) -> Any:
+    """Quantize blocks with one number or two; rows are blocks. See :func:`.least_error.plain.plain_rows`."""
     x, importance, means, record, packed, halves, half_minima, octets = args
     kind = unpack_plain(record)
     if kind.kind == TABLE:
@@ -69,19 +54,7 @@ def _plain(args: Any, first: Any, last: Any) -> Any:
     return plain_rows(x, importance, means, kind, packed, Numbers(halves, half_minima, octets), first, last)
 
 
-@kernel
-def search_plain(*args: Any) -> Any:
-    """Quantize blocks with one number or two; rows are blocks. See :func:`.least_error.plain.plain_rows`."""
-    return run_bundled(_plain, args)
-
-
-@kernel
-def row_squares(*args: Any) -> Any:
-    """Add up the squares of rows; see :func:`.least_error.plain.square_rows`."""
-    return run_parts(square_rows, args)
-
-
-@kernel
-def move_bits(*args: Any) -> Any:
-    """Join or split blocks; see :func:`.machine.bit_moves.move_rows`."""
-    return run_parts(move_rows, args)
+row_squares = over_rows(square_rows)
+"""Add up the squares of rows."""
+move_bits = over_rows(move_rows)
+"""Join or split blocks."""

@@ -33,33 +33,23 @@ from .linear.chunks import Weights, unpack_matrix, unpack_slots
 from .linear.from_codes import Input, code_rows, float_rows, slot_of
 from .linear.from_values import ONE, PackedValues, unpack_panels, value_panels
 from .machine.descriptor import OK, set_coarse, unpack
-from .machine.intrinsics import device, kernel
-from .machine.team import run_bundled, run_parts
+from .machine.intrinsics import kernel
+from .machine.team import bundled, over_rows
 from .machine.transposition import turn_panels
 from .statistics import column_sums, count, sums
 from .statistics.error_sums import ErrorArrays, measure_rows, unpack_extent
 
 
-@device
-def _quantize(args: Any, first: Any, last: Any) -> Any:
+@bundled
+def quantize(args: Any, first: Any, last: Any) -> Any:
+    """Quantize rows: a descriptor, then :class:`.encode.rows.QuantizeArrays`."""
     return quantize_rows(QuantizeArrays(*args[1:]), unpack(args[0]), first, last)
 
 
-@kernel
-def quantize(*args: Any) -> Any:
-    """Quantize rows: a descriptor, then :class:`.encode.rows.QuantizeArrays`."""
-    return run_bundled(_quantize, args)
-
-
-@device
-def _largest(x: Any, desc: Any, first: Any, last: Any) -> Any:
-    return largest_bits_of_rows(x, unpack(desc).layout, first, last)
-
-
-@kernel
-def largest_bits(*args: Any) -> Any:
+@over_rows
+def largest_bits(x: Any, desc: Any, first: Any, last: Any) -> Any:
     """Largest magnitude of a tensor, as bits: data, and a descriptor."""
-    return run_parts(_largest, args)
+    return largest_bits_of_rows(x, unpack(desc).layout, first, last)
 
 
 @kernel
@@ -71,98 +61,67 @@ def choose_outer(bits: Any, rule: Any, desc: Any, out: Any) -> Any:
     return state
 
 
-@device
-def _chained(args: Any, first: Any, last: Any) -> Any:
+@bundled
+def quantize_chained(args: Any, first: Any, last: Any) -> Any:
+    """Quantize rows under chained levels: a descriptor, then :class:`.encode.chained_rows.ChainedArrays`."""
     return chained_rows(ChainedArrays(*args[1:]), unpack(args[0]), first, last)
 
 
-@kernel
-def quantize_chained(*args: Any) -> Any:
-    """Quantize rows under chained levels: a descriptor, then :class:`.encode.chained_rows.ChainedArrays`."""
-    return run_bundled(_chained, args)
-
-
-@device
-def _amax(x: Any, desc: Any, out: Any, first: Any, last: Any) -> None:
+@over_rows
+def amax(x: Any, desc: Any, out: Any, first: Any, last: Any) -> None:
+    """Find the largest magnitudes of blocks; see :func:`.encode.rows.amax_rows`."""
     amax_rows(x, unpack(desc).layout, out, first, last)
 
 
-@kernel
-def amax(*args: Any) -> Any:
-    """Find the largest magnitudes of blocks; see :func:`.encode.rows.amax_rows`."""
-    return run_parts(_amax, args)
-
-
-@device
-def _extremes(x: Any, desc: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+@over_rows
+def extremes(x: Any, desc: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+    """Find the extremes of blocks; see :func:`.encode.rows.range_rows`."""
     range_rows(x, unpack(desc).layout, lows, highs, first, last)
 
 
-@kernel
-def extremes(*args: Any) -> Any:
-    """Find the extremes of blocks; see :func:`.encode.rows.range_rows`."""
-    return run_parts(_extremes, args)
-
-
-@device
-def _dequantize(args: Any, first: Any, last: Any) -> None:
+@bundled
+def dequantize(args: Any, first: Any, last: Any) -> None:
+    """Dequantize rows: a descriptor, then :class:`.decode.rows.DequantizeArrays`."""
     dequantize_rows(DequantizeArrays(*args[1:]), unpack(args[0]), np.uint64(0), True, first, last)
 
 
-@kernel
-def dequantize(*args: Any) -> Any:
-    """Dequantize rows: a descriptor, then :class:`.decode.rows.DequantizeArrays`."""
-    return run_bundled(_dequantize, args)
+products_of_levels = over_rows(level_products)
+"""Write the number of each block."""
 
 
-@kernel
-def products_of_levels(*args: Any) -> Any:
-    """Write the number of each block; see :func:`.decode.level_products.level_products`."""
-    return run_parts(level_products, args)
-
-
-@device
-def _fake_quantize(args: Any, first: Any, last: Any) -> None:
+@bundled
+def fake_quantize(args: Any, first: Any, last: Any) -> None:
+    """Fake-quantize rows: a descriptor, then :class:`.decode.fake.FakeQuantizeArrays`."""
     fake_quantize_rows(FakeQuantizeArrays(*args[1:]), unpack(args[0]), first, last)
 
 
-@kernel
-def fake_quantize(*args: Any) -> Any:
-    """Fake-quantize rows: a descriptor, then :class:`.decode.fake.FakeQuantizeArrays`."""
-    return run_bundled(_fake_quantize, args)
-
-
-@device
-def _fake_quantize_backward(args: Any, first: Any, last: Any) -> None:
-    bounds, arrays = unpack_bounds(args[1]), BackwardArrays(*args[2:])
-    fake_quantize_backward_rows(arrays, unpack(args[0]), bounds, first, last)
-
-
-@kernel
-def fake_quantize_backward(*args: Any) -> Any:
+@bundled
+def fake_quantize_backward(args: Any, first: Any, last: Any) -> None:
     """Set the straight-through gradient of rows.
 
     A descriptor, :class:`.decode.fake.GradientBounds`, :class:`.decode.fake.BackwardArrays`.
     """
-    return run_bundled(_fake_quantize_backward, args)
+    bounds, arrays = unpack_bounds(args[1]), BackwardArrays(*args[2:])
+    fake_quantize_backward_rows(arrays, unpack(args[0]), bounds, first, last)
 
 
-@device
-def _measure(args: Any, first: Any, last: Any) -> None:
-    measure_rows(ErrorArrays(*args[2:]), unpack(args[0]), unpack_extent(args[1]), first, last)
-
-
-@kernel
-def measure(*args: Any) -> Any:
+@bundled
+def measure(args: Any, first: Any, last: Any) -> None:
     """Measure rows against their codes.
 
     A descriptor, :class:`.statistics.error_sums.ClipExtent`, :class:`.statistics.error_sums.ErrorArrays`.
     """
-    return run_bundled(_measure, args)
+    measure_rows(ErrorArrays(*args[2:]), unpack(args[0]), unpack_extent(args[1]), first, last)
 
 
-@device
-def _codes(args: Any, first: Any, last: Any) -> Any:
+@bundled
+def linear_from_codes(args: Any, first: Any, last: Any) -> Any:
+    """Compute slots of a layer's output from integer codes; see :func:`.linear.from_codes.code_rows`.
+
+    An array of the dtype of codes, x, a descriptor, order, whether codes have a sign, the given scale and
+    zero point, fields of :class:`.linear.chunks.Weights`, workspace, output,
+    :class:`.linear.chunks.Slots`.
+    """
     like, x, desc, order, signed, given, weight, work, out, cut = args
     source = Input(unpack(desc), order, np.uint8(signed), given[0], given[1])
     weights = Weights(weight[0], unpack_matrix(weight[1]), weight[2], weight[3])
@@ -173,19 +132,9 @@ def _codes(args: Any, first: Any, last: Any) -> Any:
     return state
 
 
-@kernel
-def linear_from_codes(*args: Any) -> Any:
-    """Compute slots of a layer's output from integer codes; see :func:`.linear.from_codes.code_rows`.
-
-    An array of the dtype of codes, x, a descriptor, order, whether codes have a sign, the given scale and
-    zero point, fields of :class:`.linear.chunks.Weights`, workspace, output,
-    :class:`.linear.chunks.Slots`.
-    """
-    return run_bundled(_codes, args)
-
-
-@device
-def _floats(x: Any, weight: Any, work: Any, out: Any, cut: Any, first: Any, last: Any) -> None:
+@over_rows
+def linear_from_floats(x: Any, weight: Any, work: Any, out: Any, cut: Any, first: Any, last: Any) -> None:
+    """Compute slots of a layer's output from float32; see :func:`.linear.from_codes.float_rows`."""
     weights = Weights(weight[0], unpack_matrix(weight[1]), weight[2], weight[3])
     slots = unpack_slots(cut)
     for slot in range(first, last):
@@ -193,14 +142,15 @@ def _floats(x: Any, weight: Any, work: Any, out: Any, cut: Any, first: Any, last
         float_rows(x, weights, own, out, rows, columns)
 
 
-@kernel
-def linear_from_floats(*args: Any) -> Any:
-    """Compute slots of a layer's output from float32; see :func:`.linear.from_codes.float_rows`."""
-    return run_parts(_floats, args)
+@over_rows
+def linear_from_values(
+    x: Any, stored: Any, bias: Any, work: Any, out: Any, cut: Any, first: Any, last: Any
+) -> None:
+    """Compute slots of a layer's output from values of its weight: :func:`.linear.from_values.value_panels`.
 
-
-@device
-def _values(x: Any, stored: Any, bias: Any, work: Any, out: Any, cut: Any, first: Any, last: Any) -> None:
+    x, fields of :class:`.linear.from_values.PackedValues`, bias, workspace, output,
+    :class:`.linear.from_values.Panels`.
+    """
     weight, shape = PackedValues(unpack(stored[0]), *stored[1:]), unpack_panels(cut)
     panels, slots = shape.panels, shape.slots
     size = np.uint64(len(work)) // slots
@@ -210,32 +160,17 @@ def _values(x: Any, stored: Any, bias: Any, work: Any, out: Any, cut: Any, first
         value_panels(x, weight, shape, bias, own, out, *ends)
 
 
-@kernel
-def linear_from_values(*args: Any) -> Any:
-    """Compute slots of a layer's output from values of its weight: :func:`.linear.from_values.value_panels`.
-
-    x, fields of :class:`.linear.from_values.PackedValues`, bias, workspace, output,
-    :class:`.linear.from_values.Panels`.
-    """
-    return run_parts(_values, args)
+extreme_keys = over_rows(count.extreme_keys)
+"""Find the keys of the extremes of blocks."""
+column_keys = over_rows(count.column_keys)
+"""Find the keys of the extremes of blocks that are columns."""
 
 
-@kernel
-def extreme_keys(*args: Any) -> Any:
-    """Find the keys of the extremes of blocks."""
-    return run_parts(count.extreme_keys, args)
-
-
-@kernel
-def column_keys(*args: Any) -> Any:
-    """Find the keys of the extremes of blocks that are columns."""
-    return run_parts(count.column_keys, args)
-
-
-@device
-def _count_slots(
+@over_rows
+def count_runs(
     x: Any, runs: Any, tables: Any, counts: Any, lows: Any, highs: Any, first: Any, last: Any
 ) -> None:
+    """Count long blocks in bins. Rows are slots: a table, blocks."""
     shape, one = count.unpack_runs(runs), np.uint64(1)
     blocks, slots = shape.blocks, shape.slots
     size = np.uint64(len(tables)) // slots
@@ -245,87 +180,57 @@ def _count_slots(
         count.count_runs(x, shape, table, counts, (lows, highs), begin, end)
 
 
-@kernel
-def count_runs(*args: Any) -> Any:
-    """Count long blocks in bins. Rows are slots: a table, blocks."""
-    return run_parts(_count_slots, args)
+count_short_runs = over_rows(count.count_short_runs)
+"""Count short blocks in bins."""
+sum_runs = over_rows(sums.sum_runs)
+"""Add up long blocks."""
+sum_short_runs = over_rows(sums.sum_short_runs)
+"""Add up short blocks."""
+sum_columns = over_rows(column_sums.sum_columns)
+"""Add up blocks that are columns."""
 
 
-@kernel
-def count_short_runs(*args: Any) -> Any:
-    """Count short blocks in bins."""
-    return run_parts(count.count_short_runs, args)
-
-
-@kernel
-def sum_runs(*args: Any) -> Any:
-    """Add up long blocks."""
-    return run_parts(sums.sum_runs, args)
-
-
-@kernel
-def sum_short_runs(*args: Any) -> Any:
-    """Add up short blocks."""
-    return run_parts(sums.sum_short_runs, args)
-
-
-@kernel
-def sum_columns(*args: Any) -> Any:
-    """Add up blocks that are columns."""
-    return run_parts(column_sums.sum_columns, args)
-
-
-@device
-def _windows(
+@over_rows
+def search_windows(
     x: Any, desc: Any, window: Any, order: Any, scale_codes: Any, out: Any, first: Any, last: Any
 ) -> Any:
-    window = unpack_candidates(window)
-    return searched_rows(x, unpack(desc), window, order, scale_codes, out, first, last)
-
-
-@kernel
-def search_windows(*args: Any) -> Any:
     """Quantize rows under scales of least squared error; see :func:`.least_error.windows.searched_rows`.
 
     Scales that can be best are :class:`.least_error.windows.Candidates`.
     """
-    return run_parts(_windows, args)
+    window = unpack_candidates(window)
+    return searched_rows(x, unpack(desc), window, order, scale_codes, out, first, last)
 
 
-@device
-def _fits(args: Any, first: Any, last: Any) -> Any:
+@bundled
+def search_fits(args: Any, first: Any, last: Any) -> Any:
+    """Quantize rows under the scales that fit codes; see :func:`.least_error.integer_scales.fitted_rows`.
+
+    What is tried is :class:`.least_error.integer_scales.Fitting`, and its ratios.
+    """
     x, desc, fitting, ratios, order, scales, out = args
     found = unpack_fitting(fitting, ratios=ratios)
     return fitted_rows(x, unpack(desc), found, order, scales, out, first, last)
 
 
-@kernel
-def search_fits(*args: Any) -> Any:
-    """Quantize rows under the scales that fit codes; see :func:`.least_error.integer_scales.fitted_rows`.
+@bundled
+def search_long_fits(args: Any, first: Any, last: Any) -> None:
+    """Search the scales that fit codes; rows are slots.
 
-    What is tried is :class:`.least_error.integer_scales.Fitting`, and its ratios.
+    See :func:`.least_error.long_fits.long_fitted_slots`.
     """
-    return run_bundled(_fits, args)
-
-
-@device
-def _long_fits(args: Any, first: Any, last: Any) -> None:
     x, desc, fitting, ratios, scales, floats, doubles = args
     found = unpack_fitting(fitting, ratios=ratios)
     long_fitted_slots(x, unpack(desc), found, scales, floats, doubles, first, last)
 
 
-@kernel
-def search_long_fits(*args: Any) -> Any:
-    """Search the scales that fit codes; rows are slots.
+@bundled
+def search_affine(args: Any, first: Any, last: Any) -> None:
+    """Improve start scales and zero points; see :func:`.least_error.affine_scales.affine_rows`.
 
-    See :func:`.least_error.long_fits.long_fitted_slots`.
+    What is tried is :class:`.least_error.affine_scales.AffineFitting`, and its widths. The last two arrays
+    are room for a long block in each slot.
     """
-    return run_bundled(_long_fits, args)
-
-
-@device
-def _affine(args: Any, first: Any, last: Any) -> None:
     x, packed, weights, record, widths, scales, zeros, floats, doubles = args
     desc, fitting = unpack(packed), unpack_affine(record, widths=widths)
     starts, size, slots = (scales, zeros), desc.layout.block, fitting.slots
@@ -339,18 +244,13 @@ def _affine(args: Any, first: Any, last: Any) -> None:
         long_affine_blocks(x, desc, weights, fitting, starts, memory, begin, end)
 
 
-@kernel
-def search_affine(*args: Any) -> Any:
-    """Improve start scales and zero points; see :func:`.least_error.affine_scales.affine_rows`.
+@bundled
+def search_scales(args: Any, first: Any, last: Any) -> None:
+    """Improve start scales; see :func:`.least_error.tried_scales.tried_rows`.
 
-    What is tried is :class:`.least_error.affine_scales.AffineFitting`, and its widths. The last two arrays
-    are room for a long block in each slot.
+    What is tried is :class:`.least_error.tried_scales.ScaleTries`, and its arrays. The last two arrays are
+    room for a long block in each slot.
     """
-    return run_bundled(_affine, args)
-
-
-@device
-def _tried(args: Any, first: Any, last: Any) -> None:
     x, packed, weights, record, (parts, table, halved, values), scales, floats, doubles = args
     desc = unpack(packed)
     tries = unpack_tries(record, parts=parts, table=table, halved=halved, values=values)
@@ -364,23 +264,7 @@ def _tried(args: Any, first: Any, last: Any) -> None:
         long_rows(x, desc, weights, tries, scales, memory, begin, end)
 
 
-@kernel
-def search_scales(*args: Any) -> Any:
-    """Improve start scales; see :func:`.least_error.tried_scales.tried_rows`.
-
-    What is tried is :class:`.least_error.tried_scales.ScaleTries`, and its arrays. The last two arrays are
-    room for a long block in each slot.
-    """
-    return run_bundled(_tried, args)
-
-
-@kernel
-def fit_tables(*args: Any) -> Any:
-    """Fit tables of blocks; see :func:`.least_error.table_fits.fitted_slots`. Rows are slots."""
-    return run_parts(fitted_slots, args)
-
-
-@kernel
-def turn_words(*args: Any) -> Any:
-    """Transpose words; rows are panels of words. See :func:`.machine.transposition.turn_panels`."""
-    return run_parts(turn_panels, args)
+fit_tables = over_rows(fitted_slots)
+"""Fit tables of blocks; rows are slots."""
+turn_words = over_rows(turn_panels)
+"""Transpose words; rows are panels of words."""

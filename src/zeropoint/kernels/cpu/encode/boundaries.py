@@ -29,12 +29,11 @@ from ..machine.descriptor import (
 from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import amax16, device, inlined, scratch
 from ..machine.lookup import REPEATED, ROW, above_last_of_rows, count_rows
-from ..machine.tile import FLOAT16, NOT_FINITE, TILE, factor_shift, load, run_amax, widen_magnitude
+from ..machine.tile import FLOAT16, NOT_FINITE, TILE, factor_shift, halves_at, load, run_amax, widen_magnitude
 from ..machine.vector import (
     STEP,
     WHOLE,
     halves_of,
-    load_lanes,
     shift_signed,
     store_low_nibbles,
 )
@@ -176,20 +175,6 @@ def find_scale(x: Any, magnitude: Any, desc: Any, order: Any, tables: Any) -> An
         found[codes[0]] = np.uint8(1)
     scale_of[magnitude] = codes[0] + np.uint8(1)
     return codes[0]
-
-
-@inlined
-def _load(x: Any, at: Any) -> Any:
-    """Load a step of 16-bit floats; others never come here."""
-    return load_lanes(x, at)
-
-
-@inlined
-def _nothing(x: Any, at: Any) -> Any:
-    return halves_of(np.uint16(0))
-
-
-halves_at = by_dtype(uint16=_load, int16=_load, float32=_nothing)
 
 
 @inlined

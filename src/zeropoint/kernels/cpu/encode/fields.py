@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..machine.descriptor import DIVIDE, FLOAT
-from ..machine.dispatch import by_dtype
 from ..machine.intrinsics import bits32, device, inlined, load64, scratch, shl32, shr32
 from ..machine.lookup import pick_octets
 from ..machine.reductions import any_lane
+from ..machine.tile import halves_at
 from ..machine.vector import (
     WHOLE,
     above_octets,
@@ -46,20 +46,6 @@ LEAST_ORIGIN, MOST_ORIGIN = 8, 250
 EACH = np.uint64(0x0101010101010101)
 ZERO, ONE_BLOCK = np.uint64(0), np.uint64(63)
 """The latter is the shift with which all elements are of one block."""
-
-
-@inlined
-def _load(x: Any, at: Any) -> Any:
-    """Load a step of bfloat16 bits; other sources never come here."""
-    return load_lanes(x, at)
-
-
-@inlined
-def _nothing(x: Any, at: Any) -> Any:
-    return halves_of(np.uint16(0))
-
-
-_halves_at = by_dtype(uint16=_load, int16=_nothing, float32=_nothing)
 
 
 @device
@@ -126,7 +112,7 @@ def fields_strip(source: Any, start: Any, stop: Any, table: Any, element: Any, t
     unsigned = element.unsigned_below >= np.float32(0)
     for i in range(start, stop, WHOLE):
         fetch_step(source.x, source.at + i + source.ahead)
-        u = _halves_at(source.x, source.at + i)
+        u = halves_at(source.x, source.at + i)
         upper, lower = octets_of_halves(u >> halves_of(np.uint16(8))), octets_of_halves(u)
         field = (upper + upper) | (lower >> octets_of(np.uint8(7)))
         bucket = (lower >> octets_of(np.uint8(3))) & octets_of(np.uint8(15))

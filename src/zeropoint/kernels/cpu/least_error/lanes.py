@@ -5,22 +5,25 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from ..encode.steps import nearest_bfloat16
 from ..linear.panels import columns_at
+from ..machine.compilers import x86_has
 from ..machine.descriptor import NO_ROUNDING, TO_BFLOAT16
 from ..machine.intrinsics import (
+    ANY,
     F32,
     I64,
-    address,
+    INDEX,
+    SECOND,
     bits32,
     bits64,
+    call,
     device,
     float64_of,
     inlined,
-    primitive,
-    x86_has,
+    instruction,
+    store_at,
 )
 from ..machine.reductions import any_below
 from ..machine.vector import (
@@ -44,7 +47,6 @@ from ..machine.vector import (
     words_of,
 )
 
-_tools: Any = cgutils  # has no types
 LANES = np.uint64(STEP // 2)
 """Blocks that are searched at once."""
 ONE, SUPER = np.uint64(1), np.uint64(256)
@@ -54,67 +56,45 @@ _MAGIC = np.float32(12582912.0)
 _VECTOR = ir.VectorType(F32, STEP // 2)
 
 
-@primitive
-def transpose(typingctx: Any, values: Any, begin: Any, pitch: Any, out: Any, place: Any, step: Any) -> Any:
+@instruction(types.void, ANY, INDEX, INDEX, ANY, INDEX, INDEX)
+def transpose(builder: Any, values: Any, begin: Any, pitch: Any, out: Any, place: Any, step: Any) -> None:
     """Transpose 16 x 16 numbers into ``out[place + step*i + b]``.
 
     values: float32; row b begins at ``begin + b * pitch``.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        columns = columns_at(context, builder, (values, args[0]), (args[1], args[2]), _VECTOR)
-        for n, column in enumerate(columns):
-            at = builder.add(args[4], builder.mul(args[5], I64(n)))
-            builder.store(column, address(context, builder, out, args[3], at, _VECTOR)).align = 4
-        return context.get_dummy_value()
-
-    number = types.uint64
-    return types.void(values, number, number, out, number, number), codegen
+    for n, column in enumerate(columns_at(builder, values, (begin, pitch), _VECTOR)):
+        store_at(builder, column, out, builder.add(place, builder.mul(step, I64(n))), 4)
 
 
-@primitive
-def where(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
+@instruction(SECOND, WORDS, ANY, SECOND)
+def where(builder: Any, mask: Any, a: Any, b: Any) -> Any:
     """Select lanes of ``a`` where ``mask`` words are nonzero, else ``b``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        chosen = builder.icmp_unsigned("!=", args[0], ir.Constant(WORDS.lanes, [0] * WORDS.count))
-        return builder.select(chosen, args[1], args[2])
-
-    return a(WORDS, a, a), codegen
+    chosen = builder.icmp_unsigned("!=", mask, ir.Constant(WORDS.lanes, [0] * WORDS.count))
+    return builder.select(chosen, a, b)
 
 
 _QUARTERS = (0, *[2] * 2, *[4] * 2, *[6] * 2, *[8] * 3, *[12] * 4, *[16] * 6, *[24] * 12)
 """The closest value of e2m1 of each number of quarters, in quarters; middles of values are whole quarters."""
 
 
-@primitive
-def picks_from_tables(typingctx: Any) -> Any:
+@instruction(types.boolean)
+def picks_from_tables(builder: Any) -> Any:
     """Whether the processor looks up 32 floats at once, at compile time."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return ir.Constant(ir.IntType(1), int(x86_has("avx512f")))
-
-    return types.boolean(), codegen
+    return ir.Constant(ir.IntType(1), int(x86_has("avx512f")))
 
 
-@primitive
-def closest_quarters(typingctx: Any, words: Any) -> Any:
+@instruction(FLOATS, WORDS)
+def closest_quarters(builder: Any, words: Any) -> Any:
     """Closest e2m1 values, in quarters, of whole quarters below 32."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        halves = [ir.Constant(FLOATS.lanes, [float(n) for n in part]) for part in _halves(_QUARTERS)]
-        if x86_has("avx512f"):
-            kind = ir.FunctionType(FLOATS.lanes, [FLOATS.lanes, WORDS.lanes, FLOATS.lanes])
-            pick = _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpermi2var.ps.512")
-            return builder.call(pick, [halves[0], args[0], halves[1]])
-        result = halves[0]
-        for value in dict.fromkeys(_QUARTERS):
-            first = ir.Constant(WORDS.lanes, [_QUARTERS.index(value)] * FLOATS.count)
-            beyond = builder.icmp_unsigned(">=", args[0], first)
-            result = builder.select(beyond, ir.Constant(FLOATS.lanes, [float(value)] * FLOATS.count), result)
-        return result
-
-    return FLOATS(WORDS), codegen
+    halves = [ir.Constant(FLOATS.lanes, [float(n) for n in part]) for part in _halves(_QUARTERS)]
+    if x86_has("avx512f"):
+        return call(builder, FLOATS.lanes, "llvm.x86.avx512.vpermi2var.ps.512", halves[0], words, halves[1])
+    result = halves[0]
+    for value in dict.fromkeys(_QUARTERS):
+        first = ir.Constant(WORDS.lanes, [_QUARTERS.index(value)] * FLOATS.count)
+        beyond = builder.icmp_unsigned(">=", words, first)
+        result = builder.select(beyond, ir.Constant(FLOATS.lanes, [float(value)] * FLOATS.count), result)
+    return result
 
 
 def _halves(values: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -124,18 +104,15 @@ def _halves(values: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _extreme(symbol: str) -> Any:
     """Build the extreme of lanes, faster than transposing 16 vectors."""
 
-    @primitive
-    def extreme(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            (value,), count = args, FLOATS.count
-            while count > 1:
-                count //= 2
-                halves = [list(range(count)), list(range(count, 2 * count))]
-                a, b = (builder.shuffle_vector(value, value, indices(half)) for half in halves)
-                value = builder.select(builder.fcmp_ordered(symbol, a, b), a, b)
-            return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
-
-        return types.float32(FLOATS), codegen
+    @instruction(types.float32, FLOATS)
+    def extreme(builder: Any, x: Any) -> Any:
+        value, count = x, FLOATS.count
+        while count > 1:
+            count //= 2
+            halves = [list(range(count)), list(range(count, 2 * count))]
+            a, b = (builder.shuffle_vector(value, value, indices(half)) for half in halves)
+            value = builder.select(builder.fcmp_ordered(symbol, a, b), a, b)
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     return extreme
 
@@ -192,15 +169,11 @@ def nearest(x: Any) -> Any:
     return np.int32(np.int64(bits32(np.float32(x + _MAGIC)) & np.uint32(0x7FFFFF)) - np.int64(0x400000))
 
 
-@primitive
-def is_zero(typingctx: Any, x: Any) -> Any:
+@instruction(WORDS, FLOATS)
+def is_zero(builder: Any, x: Any) -> Any:
     """Words of ones where floats are zeros of any sign."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        zeros = builder.fcmp_ordered("==", args[0], ir.Constant(FLOATS.lanes, [0.0] * FLOATS.count))
-        return builder.sext(zeros, WORDS.lanes)
-
-    return WORDS(FLOATS), codegen
+    zeros = builder.fcmp_ordered("==", x, ir.Constant(FLOATS.lanes, [0.0] * FLOATS.count))
+    return builder.sext(zeros, WORDS.lanes)
 
 
 @inlined

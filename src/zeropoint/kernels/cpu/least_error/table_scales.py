@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 
 from ..machine.descriptor import OK
-from ..machine.intrinsics import device, narrow_half, primitive, scratch
+from ..machine.intrinsics import device, instruction, narrow_half, scratch
 from ..machine.vector import FLOATS, WORDS, above, floats_of, floats_of_integers, load_lanes, store_lanes
 from .lanes import LANES, LEAST, SUPER, divided, is_zero, magnitudes, nearest, where
 from .super_block import ZERO, important_weights, load_group, write_codes, write_level
@@ -31,18 +31,15 @@ def _counter(kind: Any, start: float, steps: list[float]) -> Any:
     """Build ``start`` plus the steps whose boundaries are not above."""
     add = "fadd" if kind is FLOATS else "add"
 
-    @primitive
-    def count(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total = ir.Constant(kind.lanes, [start] * kind.count)
-            for (low, high), step in zip(pairwise(LEVELS), steps, strict=True):
-                boundary = ir.Constant(FLOATS.lanes, [(low + high) / 2] * FLOATS.count)
-                beyond = builder.fcmp_unordered(">=", args[0], boundary)
-                more = getattr(builder, add)(total, ir.Constant(kind.lanes, [step] * kind.count))
-                total = builder.select(beyond, more, total)
-            return total
-
-        return kind(FLOATS), codegen
+    @instruction(kind, FLOATS)
+    def count(builder: Any, x: Any) -> Any:
+        total = ir.Constant(kind.lanes, [start] * kind.count)
+        for (low, high), step in zip(pairwise(LEVELS), steps, strict=True):
+            boundary = ir.Constant(FLOATS.lanes, [(low + high) / 2] * FLOATS.count)
+            beyond = builder.fcmp_unordered(">=", x, boundary)
+            more = getattr(builder, add)(total, ir.Constant(kind.lanes, [step] * kind.count))
+            total = builder.select(beyond, more, total)
+        return total
 
     return count
 

@@ -13,17 +13,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from ....ops.lowering import UInt64
 from ..decode.rows import DequantizeArrays, dequantize_rows
-from ..machine.intrinsics import F32, I64, address, device, primitive, x86_has
+from ..machine.compilers import x86_has
+from ..machine.intrinsics import (
+    ANY,
+    F32,
+    I64,
+    INDEX,
+    address,
+    device,
+    instruction,
+    load_from,
+    store_at,
+    tools,
+)
 from ..machine.named_records import unpacker
 from ..machine.vector import load_lanes, store_lanes
 from .panels import LANES, PANEL, VECTORS, columns_at, spread
 from .products import HIGH, add_product, zeroed
 
-_tools: Any = cgutils  # has no types
 _FLOATS = ir.VectorType(F32, LANES)
 
 DEPTH = np.uint64(256)
@@ -68,63 +78,42 @@ def _at_once() -> int:
     return VECTORS if x86_has("avx512f") else 1
 
 
-@primitive
-def pack_values(typingctx: Any, values: Any, begin: Any, pitch: Any, panel: Any, place: Any) -> Any:
+@instruction(types.void, ANY, INDEX, INDEX, ANY, INDEX)
+def pack_values(builder: Any, values: Any, begin: Any, pitch: Any, panel: Any, place: Any) -> None:
     """Write 16 numbers of 16 rows of a panel from ``panel[place]`` on.
 
     values: float32; row i begins at ``begin + i * pitch``.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        columns = columns_at(context, builder, (values, args[0]), (args[1], args[2]), _FLOATS)
-        for n, column in enumerate(columns):
-            place = builder.add(args[4], I64(PANEL * n))
-            builder.store(column, address(context, builder, panel, args[3], place, _FLOATS)).align = 4
-        return context.get_dummy_value()
-
-    return types.void(values, types.uint64, types.uint64, panel, types.uint64), codegen
+    for n, column in enumerate(columns_at(builder, values, (begin, pitch), _FLOATS)):
+        store_at(builder, column, panel, builder.add(place, I64(PANEL * n)), 4)
 
 
-@primitive
+@instruction(types.void, ANY, ANY, ANY, INDEX, INDEX, ANY, INDEX)
 def add_panel(
-    typingctx: Any, x: Any, rows: Any, panel: Any, begin: Any, steps: Any, sums: Any, place: Any
-) -> Any:
+    builder: Any, x: Any, rows: Any, panel: Any, begin: Any, steps: Any, sums: Any, place: Any
+) -> None:
     """Add products of ``steps`` numbers of each row with a panel's.
 
     To ``sums[place + r * PANEL + n]``. x: float32; row r begins at ``rows[r]``. panel: float32, those of step
     k from ``begin + k * PANEL`` on.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def place_of(which: int, index: Any, lane: Any) -> Any:
-            return address(context, builder, signature.args[which], args[which], index, lane)
-
-        high = signature.args[1].count
-        firsts = [place_of(0, builder.extract_value(args[1], r), F32) for r in range(high)]
-        for start in range(0, VECTORS, _at_once()):
-            vectors = range(start, start + _at_once())
-            totals = [zeroed(builder, _FLOATS, len(vectors)) for _ in range(high)]
-            with _tools.for_range(builder, args[4]) as loop:
-                at = builder.add(args[3], builder.mul(loop.index, I64(PANEL)))
-                weights = []
-                for v in vectors:
-                    weight = builder.load(place_of(2, builder.add(at, I64(LANES * v)), _FLOATS))
-                    weight.align = 4
-                    weights.append(weight)
-                for first, row in zip(firsts, totals, strict=True):
-                    numbers = spread(builder, builder.load(builder.gep(first, [loop.index])), _FLOATS)
-                    for weight, total in zip(weights, row, strict=True):
-                        builder.store(add_product(builder, builder.load(total), numbers, weight), total)
-            for r, row in enumerate(totals):
-                for v, total in zip(vectors, row, strict=True):
-                    target = place_of(5, builder.add(args[6], I64(PANEL * r + LANES * v)), _FLOATS)
-                    before = builder.load(target)
-                    before.align = 4
-                    builder.store(builder.fadd(before, builder.load(total)), target).align = 4
-        return context.get_dummy_value()
-
-    number = types.uint64
-    return types.void(x, rows, panel, number, number, sums, number), codegen
+    firsts = [address(builder, x, row, F32) for row in rows]
+    for start in range(0, VECTORS, _at_once()):
+        vectors = range(start, start + _at_once())
+        totals = [zeroed(builder, _FLOATS, len(vectors)) for _ in rows]
+        with tools.for_range(builder, steps) as loop:
+            at = builder.add(begin, builder.mul(loop.index, I64(PANEL)))
+            places = [builder.add(at, I64(LANES * v)) for v in vectors]
+            weights = [load_from(builder, panel, index, _FLOATS, 4) for index in places]
+            for first, row in zip(firsts, totals, strict=True):
+                numbers = spread(builder, builder.load(builder.gep(first, [loop.index])), _FLOATS)
+                for weight, total in zip(weights, row, strict=True):
+                    builder.store(add_product(builder, builder.load(total), numbers, weight), total)
+        for r, row in enumerate(totals):
+            for v, total in zip(vectors, row, strict=True):
+                target = builder.add(place, I64(PANEL * r + LANES * v))
+                before = load_from(builder, sums, target, _FLOATS, 4)
+                store_at(builder, builder.fadd(before, builder.load(total)), sums, target, 4)
 
 
 @device

@@ -18,17 +18,31 @@ it fits 32 bits.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
-from ..machine.intrinsics import F32, I8, I16, I32, I64, address, flattened, primitive, x86_has
-
-_tools: Any = cgutils  # has no types
+from ..machine.compilers import x86_has
+from ..machine.intrinsics import (
+    ANY,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    INDEX,
+    address,
+    call,
+    instruction,
+    load_from,
+    store_at,
+    tools,
+    tuple_of,
+)
 
 HIGH = 4
 """Rows of the input of a tile."""
@@ -53,7 +67,7 @@ class TileKind:
 
 QUADS = TileKind(lanes=64, wide=4, sums=16, rows=256, chunk=1 << 18)
 PAIRS = TileKind(lanes=16, wide=2, sums=8, rows=64, chunk=1 << 16)
-_KINDS = {types.int8: QUADS, types.int16: PAIRS, types.float32: PAIRS}
+_KINDS = {I8: QUADS, I16: PAIRS, F32: PAIRS}
 SHIFT = 128
 """What 8-bit codes are moved by, from those with a sign to those without, or back."""
 
@@ -70,7 +84,7 @@ def shuffled(builder: Any, u: Any, v: Any, lanes: list[int]) -> Any:
 
 def zeroed(builder: Any, kind: Any, count: int) -> list[Any]:
     """Return ``count`` variables for vectors, zero; LLVM keeps them in registers."""
-    made = [_tools.alloca_once(builder, kind) for _ in range(count)]
+    made = [tools.alloca_once(builder, kind) for _ in range(count)]
     for variable in made:
         builder.store(ir.Constant(kind, [0] * kind.count), variable)
     return made
@@ -82,9 +96,7 @@ def neighbor_sums(builder: Any, a: Any, b: Any) -> Any:
     In 32 bits.
     """
     if x86_has("avx2"):
-        kind = ir.FunctionType(ir.VectorType(I32, a.type.count // 2), [a.type, b.type])
-        multiply = _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pmadd.wd")
-        return builder.call(multiply, [a, b])
+        return call(builder, ir.VectorType(I32, a.type.count // 2), "llvm.x86.avx2.pmadd.wd", a, b)
     wide = ir.VectorType(I32, a.type.count)
     return _neighbors_added(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)), 2)
 
@@ -99,9 +111,8 @@ def _neighbors_added(builder: Any, products: Any, count: int) -> Any:
 def add_quads(builder: Any, total: Any, positive: Any, signed: Any) -> Any:
     """Add products of 64 uint8 by 64 int8 to 16 int32."""
     if adds_quads():
-        kind = ir.FunctionType(total.type, [total.type] * 3)
-        multiply = _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpdpbusd.512")
-        return builder.call(multiply, [total, *(builder.bitcast(v, total.type) for v in (positive, signed))])
+        codes = (builder.bitcast(v, total.type) for v in (positive, signed))
+        return call(builder, total.type, "llvm.x86.avx512.vpdpbusd.512", total, *codes)
     wide = ir.VectorType(I32, positive.type.count)
     products = builder.mul(builder.zext(positive, wide), builder.sext(signed, wide))
     return builder.add(total, _neighbors_added(builder, products, 4))
@@ -111,9 +122,7 @@ def add_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     """Add ``a * b`` to floats, fused where the processor does that."""
     if not x86_has("fma"):
         return builder.fadd(total, builder.fmul(a, b))
-    kind = ir.FunctionType(total.type, [total.type] * 3)
-    fused = _tools.get_or_insert_function(builder.module, kind, f"llvm.fma.v{total.type.count}f32")
-    return builder.call(fused, [a, b, total])
+    return call(builder, total.type, f"llvm.fma.v{total.type.count}f32", a, b, total)
 
 
 def sums_of_lanes(builder: Any, add: Any, four: list[Any]) -> Any:
@@ -134,28 +143,20 @@ def sums_of_lanes(builder: Any, add: Any, four: list[Any]) -> Any:
 
 
 class _Tile:
-    """IR writer of a tile; arguments are the primitives', by number."""
+    """IR writer of a tile; arguments are the instructions'."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
-        self.context, self.builder = context, builder
-        self.types, self.args = flattened(builder, signature, args)
-        self.high, dtype = self.types[1].count, self.types[0].dtype
-        self.kind, self.floats = _KINDS[dtype], dtype == types.float32
+    def __init__(self, builder: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any) -> None:
+        self.builder, self._steps, self._out = builder, steps, out
+        lane, self.high = codes[0].type.pointee, len(codes[1])
+        self.kind, self.floats = _KINDS[lane], lane == F32
         self.results = ir.VectorType(F32, self.kind.sums)
         self._sums = self.results if self.floats else ir.VectorType(I32, self.kind.sums)
-        self._codes = [
-            self._place(0, at, F32 if self.floats else ir.IntType(dtype.bitwidth)) for at in self._items(1)
-        ]
-        self._weights = [self._place(2, at, I8) for at in self._items(3)]
-        self._starts = [self._place(5, at, I32) for at in self._items(6)]
+        self._codes, self._weights = self._places(codes, lane), self._places(weight, I8)
+        self._starts = self._places(starts, I32)
 
-    def _place(self, which: int, index: Any, lane: Any) -> Any:
-        """Address of an element of an array argument."""
-        return address(self.context, self.builder, self.types[which], self.args[which], index, lane)
-
-    def _items(self, which: int) -> list[Any]:
-        """Return the numbers of an argument that is a tuple."""
-        return [self.builder.extract_value(self.args[which], n) for n in range(self.types[which].count)]
+    def _places(self, operand: Any, lane: Any) -> list[Any]:
+        array, indices = operand
+        return [address(self.builder, array, index, lane) for index in indices]
 
     def variables(self, kind: Any) -> list[list[Any]]:
         """Return variables for a vector a pair of rows, zero."""
@@ -167,11 +168,11 @@ class _Tile:
         for row, place in zip(totals, self._starts, strict=True):
             begin = ir.Constant(self._sums, [0] * self.kind.sums)
             if self.kind is QUADS:
-                begin = self._load(place, builder.mul(group, I64(self.kind.sums)), self._sums)
+                begin = load_from(builder, place, builder.mul(group, I64(self.kind.sums)), self._sums)
             for total in row:
                 builder.store(begin, total)
-        start = builder.mul(group, builder.mul(self.args[4], I64(self.kind.lanes)))
-        with _tools.for_range(builder, self.args[4]) as loop:
+        start = builder.mul(group, builder.mul(self._steps, I64(self.kind.lanes)))
+        with tools.for_range(builder, self._steps) as loop:
             at = builder.add(start, builder.mul(loop.index, I64(self.kind.lanes)))
             if self.floats:
                 self._add_floats(totals, at)
@@ -184,18 +185,18 @@ class _Tile:
     def _add_quads(self, totals: list[list[Any]], at: Any) -> None:
         builder, bytes_of = self.builder, ir.VectorType(I8, self.kind.lanes)
         shift = ir.Constant(bytes_of, [-SHIFT] * self.kind.lanes)
-        weights = [builder.xor(self._load(place, at, bytes_of), shift) for place in self._weights]
+        weights = [builder.xor(load_from(builder, place, at, bytes_of), shift) for place in self._weights]
         for place, row in zip(self._codes, totals, strict=True):
-            codes = self._load(place, at, bytes_of)
+            codes = load_from(builder, place, at, bytes_of)
             for total, weight in zip(row, weights, strict=True):
                 builder.store(add_quads(builder, builder.load(total), weight, codes), total)
 
     def _add_pairs(self, totals: list[list[Any]], at: Any) -> None:
         builder, count = self.builder, self.kind.lanes
         wide, narrow = (ir.VectorType(lane, count) for lane in (I16, I8))
-        weights = [builder.sext(self._load(place, at, narrow), wide) for place in self._weights]
+        weights = [builder.sext(load_from(builder, place, at, narrow), wide) for place in self._weights]
         for place, row in zip(self._codes, totals, strict=True):
-            codes = self._load(place, at, wide)
+            codes = load_from(builder, place, at, wide)
             for total, weight in zip(row, weights, strict=True):
                 more = neighbor_sums(builder, codes, weight)
                 builder.store(builder.add(builder.load(total), more), total)
@@ -206,18 +207,13 @@ class _Tile:
         for half in range(0, self.kind.lanes, count):
             begin = builder.add(at, I64(half))
             weights = [
-                builder.sitofp(builder.sext(self._load(place, begin, narrow), wide), self.results)
+                builder.sitofp(builder.sext(load_from(builder, place, begin, narrow), wide), self.results)
                 for place in self._weights
             ]
             for place, row in zip(self._codes, totals, strict=True):
-                values = self._load(place, begin, self.results)
+                values = load_from(builder, place, begin, self.results)
                 for total, weight in zip(row, weights, strict=True):
                     builder.store(add_product(builder, builder.load(total), values, weight), total)
-
-    def _load(self, place: Any, at: Any, kind: Any) -> Any:
-        value = self.builder.load(self.builder.bitcast(self.builder.gep(place, [at]), kind.as_pointer()))
-        value.align = 1  # codes of a weight begin anywhere, and a wrong promise would crash
-        return value
 
     def added(self, totals: list[list[Any]]) -> list[Any]:
         """Lane sums of variables, four to a vector: one row's or two's."""
@@ -230,33 +226,28 @@ class _Tile:
 
     def store(self, fours: list[Any]) -> None:
         """Store what :meth:`added` gives, each row at its place."""
-        builder, places, wide = self.builder, self._items(8), self.kind.wide
+        builder, (array, places), wide = self.builder, self._out, self.kind.wide
         at_once = 4 // wide
         for r, place in enumerate(places):
             four = fours[r // at_once]
             own = shuffled(builder, four, four, [wide * (r % at_once) + c for c in range(wide)])
-            target = builder.bitcast(self._place(7, place, F32), own.type.as_pointer())
-            builder.store(own, target).align = 4
+            store_at(builder, own, array, place, 4)
 
-    def scale_lanes(self, results: list[list[Any]], totals: list[list[Any]], group: Any) -> None:
+    def scale_lanes(self, results: list[list[Any]], totals: list[list[Any]], scales: list[Any]) -> None:
         """Add a group's float sums, times its scale, to ``results``, lane-wise."""
         builder = self.builder
-        for c, scale in enumerate(self._scales(group)):
+        for c, scale in enumerate(scales):
             factor = self._vector([scale] * self.results.count)
             for row, result in zip(totals, results, strict=True):
                 total = add_product(builder, builder.load(result[c]), builder.load(row[c]), factor)
                 builder.store(total, result[c])
 
-    def scale_sums(self, results: list[Any], totals: list[list[Any]], group: Any) -> None:
+    def scale_sums(self, results: list[Any], totals: list[list[Any]], scales: list[Any]) -> None:
         """Add a group's integer sums, lanes first, times its scale, to ``results``."""
-        builder, factor = self.builder, self._vector((self._scales(group) * 4)[:4])
+        builder, factor = self.builder, self._vector((scales * 4)[:4])
         for result, four in zip(results, self.added(totals), strict=True):
             found = builder.sitofp(four, factor.type)
             builder.store(add_product(builder, builder.load(result), found, factor), result)
-
-    def _scales(self, group: Any) -> list[Any]:
-        builder = self.builder
-        return [builder.load(builder.gep(self._place(9, at, F32), [group])) for at in self._items(10)]
 
     def _vector(self, numbers: list[Any]) -> Any:
         made = ir.Constant(ir.VectorType(F32, len(numbers)), ir.Undefined)
@@ -265,112 +256,79 @@ class _Tile:
         return made
 
 
-def _tile_kind(codes: Any, number: Callable[[TileKind], int]) -> Any:
-    kind = _KINDS[codes.dtype]
+def _number_of(number: Callable[[TileKind], int]) -> Any:
+    """Build a number of the tile for codes like these."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return I64(number(kind))
+    @instruction(types.uint64, ANY)
+    def find(builder: Any, codes: Any) -> Any:
+        return I64(number(_KINDS[codes.type.pointee]))
 
-    return types.uint64(codes), codegen
-
-
-@primitive
-def lanes_of(typingctx: Any, codes: Any) -> Any:
-    """Products of two rows in a step, for codes like these."""
-    return _tile_kind(codes, lambda kind: kind.lanes)
+    return find
 
 
-@primitive
-def wide_of(typingctx: Any, codes: Any) -> Any:
-    """Weight rows of a tile, for such codes."""
-    return _tile_kind(codes, lambda kind: kind.wide)
+lanes_of, wide_of, chunk_of = (_number_of(operator.attrgetter(name)) for name in ("lanes", "wide", "chunk"))
+"""Products of two rows in a step, weight rows of a tile, and bytes of TileKind.chunk."""
 
 
-@primitive
-def chunk_of(typingctx: Any, codes: Any) -> Any:
-    """Weight bytes that all rows pass over before the next, by codes."""
-    return _tile_kind(codes, lambda kind: kind.chunk)
+def _few(given: Any) -> Any:
+    return tuple_of(types.uint64, (QUADS if given[0].dtype == types.int8 else PAIRS).wide)
 
 
-@primitive
-def first_of(typingctx: Any, codes: Any, four: Any) -> Any:
+@instruction(_few, ANY, ANY)
+def first_of(builder: Any, codes: Any, four: Any) -> Any:
     """First of four numbers, as many as a tile has weight rows."""
-    wide = _KINDS[codes.dtype].wide
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        items = [builder.extract_value(args[1], n) for n in range(wide)]
-        return context.make_tuple(builder, signature.return_type, items)
-
-    some: Any = types.UniTuple
-    return some(types.uint64, wide)(codes, four), codegen
+    return tools.pack_array(builder, four[: _KINDS[codes.type.pointee].wide])
 
 
-@primitive
-def start_sums(typingctx: Any, codes: Any, at: Any, steps: Any, starts: Any, place: Any) -> Any:
+@instruction(types.void, ANY, INDEX, INDEX, ANY, INDEX)
+def start_sums(builder: Any, codes: Any, at: Any, steps: Any, starts: Any, place: Any) -> None:
     """Write 16 lanes of what shifted weights add to a sum, negated.
 
     codes: int8, ``steps`` of 64 from ``at`` on. starts: int32.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, bytes_of = ir.VectorType(I32, QUADS.sums), ir.VectorType(I8, QUADS.lanes)
-        total = _tools.alloca_once(builder, sums)
-        builder.store(ir.Constant(sums, [0] * QUADS.sums), total)
-        first = address(context, builder, codes, args[0], args[1])
-        with _tools.for_range(builder, args[2]) as loop:
-            pointer = builder.gep(first, [builder.mul(loop.index, I64(QUADS.lanes))])
-            found = builder.load(builder.bitcast(pointer, bytes_of.as_pointer()))
-            found.align = 1
-            shift = ir.Constant(bytes_of, [-SHIFT] * QUADS.lanes)
-            builder.store(add_quads(builder, builder.load(total), shift, found), total)
-        target = address(context, builder, starts, args[3], args[4], I32)
-        below = builder.neg(builder.load(total))
-        builder.store(below, builder.bitcast(target, sums.as_pointer())).align = 4
-        return context.get_dummy_value()
-
-    return types.void(codes, types.uint64, types.uint64, starts, types.uint64), codegen
+    sums, bytes_of = ir.VectorType(I32, QUADS.sums), ir.VectorType(I8, QUADS.lanes)
+    (total,) = zeroed(builder, sums, 1)
+    first = address(builder, codes, at)
+    with tools.for_range(builder, steps) as loop:
+        found = load_from(builder, first, builder.mul(loop.index, I64(QUADS.lanes)), bytes_of)
+        shift = ir.Constant(bytes_of, [-SHIFT] * QUADS.lanes)
+        builder.store(add_quads(builder, builder.load(total), shift, found), total)
+    store_at(builder, builder.neg(builder.load(total)), starts, place, 4)
 
 
-@primitive
-def multiply_rows(typingctx: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any) -> Any:
+@instruction(types.void, ANY, ANY, INDEX, ANY, ANY)
+def multiply_rows(builder: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any) -> None:
     """Write bits of int32 sums of products, row r by column c.
 
     Operands are pairs of an array and places. codes: row r begins at ``places[r]``. weight: bytes, read as
     int8; column c begins at ``places[c]``. steps: in a row. starts: int32; sums of row r begin with 16 lanes
     from ``places[r]`` on where codes are int8. out: float32, the sums from ``places[r]`` on.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tile = _Tile(context, builder, signature, args)
-        tile.store(tile.added(tile.add_group(I64(0))))
-        return context.get_dummy_value()
-
-    return types.void(codes, weight, types.uint64, starts, out), codegen
+    tile = _Tile(builder, codes, weight, steps, starts, out)
+    tile.store(tile.added(tile.add_group(I64(0))))
 
 
-@primitive
+@instruction(types.void, ANY, ANY, INDEX, ANY, ANY, ANY, INDEX)
 def multiply_groups(
-    typingctx: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any, scales: Any, groups: Any
-) -> Any:
+    builder: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any, scales: Any, groups: Any
+) -> None:
     """Write sums over groups of products times the group's scale.
 
     Operands: as of :func:`multiply_rows`. steps: of one group. starts: the next group's follow. scales:
     float32; column c's begin at ``places[c]``. Lanes of floats are scaled before they are added;
     sums of integers are added first, which is the order of a panel's (:mod:`.panels`).
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tile = _Tile(context, builder, signature, args)
+    tile, (array, places) = _Tile(builder, codes, weight, steps, starts, out), scales
+    lanes, numbers = [], []
+    if tile.floats:
+        lanes = tile.variables(tile.results)
+    else:
+        numbers = zeroed(builder, ir.VectorType(F32, 4), -(-tile.high * tile.kind.wide // 4))
+    with tools.for_range(builder, groups) as group:
+        totals = tile.add_group(group.index)
+        own = [load_from(builder, address(builder, array, at, F32), group.index, F32, 4) for at in places]
         if tile.floats:
-            lanes = tile.variables(tile.results)
-            with _tools.for_range(builder, tile.args[11]) as group:
-                tile.scale_lanes(lanes, tile.add_group(group.index), group.index)
-            tile.store(tile.added(lanes))
-            return context.get_dummy_value()
-        results = zeroed(builder, ir.VectorType(F32, 4), -(-tile.high * tile.kind.wide // 4))
-        with _tools.for_range(builder, tile.args[11]) as group:
-            tile.scale_sums(results, tile.add_group(group.index), group.index)
-        tile.store([builder.load(result) for result in results])
-        return context.get_dummy_value()
-
-    return types.void(codes, weight, types.uint64, starts, out, scales, types.uint64), codegen
+            tile.scale_lanes(lanes, totals, own)
+        else:
+            tile.scale_sums(numbers, totals, own)
+    tile.store(tile.added(lanes) if tile.floats else [builder.load(number) for number in numbers])

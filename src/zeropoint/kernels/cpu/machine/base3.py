@@ -9,22 +9,26 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
+from .compilers import x86_has
 from .intrinsics import (
+    ANY,
     I1,
     I8,
     I16,
     I32,
     I64,
+    INDEX,
     LINE,
     address,
+    call,
     device,
-    flattened,
+    instruction,
     load64,
-    primitive,
+    load_from,
     store64,
-    x86_has,
+    store_at,
+    tools,
 )
 from .reductions import any_below
 from .vector import (
@@ -38,9 +42,6 @@ from .vector import (
     octets_of,
     store_lanes,
 )
-
-# It has no types.
-_tools: Any = cgutils
 
 FEW = np.uint64(4)
 """Bytes of the run whose bytes hold four digits; runs of other lengths hold five a byte."""
@@ -62,23 +63,13 @@ _BLOCK, _SECOND = np.uint64(_SUPER), np.uint64(20)
 _PART = 3507
 """``13 / 243`` in 65536ths: ``ceil(n * 256 / 243)`` is ``n + (n * _PART >> 16) + 1`` for n of 1 to 242."""
 _EIGHT, _OCTET, _WORDS = ir.VectorType(I8, 8), ir.VectorType(I8, 16), ir.VectorType(I16, 16)
+_START = I64(0)
 _Body = Callable[[Any, Any, Any, Any], None]
 _LINE, _PAIRS = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE // 2)
 FRACTIONS = [-(-(3**k << 16) // 243) * pow(257, -1, 1 << 16) % (1 << 16) for k in range(5)]
 """By which a word of a code below 243 in both bytes becomes the fraction whose thirds are digit k.
 
 They are :math:`3^k 65536 / 243`, rounded up, times the inverse of 257."""
-
-
-def _load(builder: Any, place: Any, kind: Any, offset: int = 0) -> Any:
-    place = builder.gep(place, [I64(offset)])
-    value = builder.load(builder.bitcast(place, kind.as_pointer()))
-    value.align = 1
-    return value
-
-
-def _store(builder: Any, value: Any, place: Any) -> None:
-    builder.store(value, builder.bitcast(place, value.type.as_pointer())).align = 1
 
 
 def _lanes(builder: Any, value: Any, lanes: Any) -> Any:
@@ -91,10 +82,10 @@ def _tripled(builder: Any, value: Any) -> Any:
 
 def _high(builder: Any, words: Any, factor: int) -> Any:
     """High halves of products of words: fractions, which LLVM does not widen."""
-    kind = ir.FunctionType(words.type, [words.type, words.type, I32])
-    name = f"llvm.umul.fix.v{words.type.count}i16"
-    factors = words.type([factor] * words.type.count)
-    return builder.call(_tools.get_or_insert_function(builder.module, kind, name), [words, factors, I32(16)])
+    count = words.type.count
+    return call(
+        builder, words.type, f"llvm.umul.fix.v{count}i16", words, words.type([factor] * count), I32(16)
+    )
 
 
 def _packed(builder: Any, first: Any, second: Any) -> Any:
@@ -110,13 +101,13 @@ def _split(count: int) -> _Body:
 
     def body(builder: Any, source: Any, target: Any, run: Any) -> None:
         # Less half of their range, bytes are compared as signed numbers, and three times as much is so again.
-        value = builder.xor(_load(builder, source, octets), octets([0x80] * count))
+        value = builder.xor(load_from(builder, source, _START, octets), octets([0x80] * count))
         for n in range(5):
             digit = octets([0] * count)
             for bound in (85 - 128, 170 - 128):
                 beyond = builder.icmp_signed(">", value, octets([bound] * count))
                 digit = builder.add(digit, builder.zext(beyond, octets))
-            _store(builder, digit, target)
+            store_at(builder, digit, target, _START)
             target = builder.gep(target, [run])
             if n == 2:
                 # Doubled as pairs, lest LLVM multiply by 27, for which bytes have no instruction.
@@ -130,10 +121,12 @@ def _split(count: int) -> _Body:
 
 
 def _split_few(builder: Any, source: Any, target: Any, run: Any) -> None:
-    bytes_ = in_all_lanes(builder, _load(builder, source, I32), ir.VectorType(I32, 4))
+    bytes_ = in_all_lanes(builder, load_from(builder, source, _START, I32), ir.VectorType(I32, 4))
     value = builder.zext(builder.bitcast(bytes_, _OCTET), _WORDS)
     digits = _high(builder, builder.mul(value, _WORDS([3 ** (n // 4) << 8 for n in range(16)])), 3)
-    _store(builder, _packed(builder, *(_lanes(builder, digits, range(n, n + 8)) for n in (0, 8))), target)
+    store_at(
+        builder, _packed(builder, *(_lanes(builder, digits, range(n, n + 8)) for n in (0, 8))), target, _START
+    )
 
 
 def _stored_byte(builder: Any, number: Any) -> Any:
@@ -152,35 +145,29 @@ def _join(count: int) -> _Body:
     octets = ir.VectorType(I8, count)
 
     def body(builder: Any, source: Any, target: Any, run: Any) -> None:
-        number = _load(builder, source, octets)
+        number = load_from(builder, source, _START, octets)
         for _ in range(4):
             source = builder.gep(source, [run])
-            number = builder.add(_tripled(builder, number), _load(builder, source, octets))
-        _store(builder, _stored_byte(builder, number), target)
+            number = builder.add(_tripled(builder, number), load_from(builder, source, _START, octets))
+        store_at(builder, _stored_byte(builder, number), target, _START)
 
     return body
 
 
 def _join_few(builder: Any, source: Any, target: Any, run: Any) -> None:
-    value = builder.zext(_load(builder, source, _OCTET), _WORDS)
+    value = builder.zext(load_from(builder, source, _START, _OCTET), _WORDS)
     value = builder.mul(value, _WORDS([3 ** (4 - n // 4) for n in range(16)]))
     for half in (8, 4):
         value = builder.add(*(_lanes(builder, value, range(n, n + half)) for n in (0, half)))
-    _store(builder, _stored_byte(builder, builder.trunc(value, ir.VectorType(I8, 4))), target)
+    store_at(builder, _stored_byte(builder, builder.trunc(value, ir.VectorType(I8, 4))), target, _START)
 
 
 def _moved(body: _Body) -> Any:
     """Build the move of the digits of some bytes of a run."""
 
-    @primitive
-    def move(typingctx: Any, source: Any, at: Any, target: Any, to: Any, run: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            origin, at, into, to, run = args
-            here = address(context, builder, signature.args[0], origin, at)
-            body(builder, here, address(context, builder, signature.args[2], into, to), run)
-            return context.get_dummy_value()
-
-        return types.void(source, types.uint64, target, types.uint64, types.uint64), codegen
+    @instruction(types.void, ANY, INDEX, ANY, INDEX, INDEX)
+    def move(builder: Any, source: Any, at: Any, target: Any, to: Any, run: Any) -> None:
+        body(builder, address(builder, source, at), address(builder, target, to), run)
 
     return move
 
@@ -227,54 +214,41 @@ def split_digits(
             _split16(lines, source + whole, numbers, target + whole, run)
 
 
-@primitive
-def _spread_codes(typingctx: Any, source: Any, at: Any, target: Any, to: Any) -> Any:
+@instruction(types.void, ANY, INDEX, ANY, INDEX)
+def _spread_codes(builder: Any, source: Any, at: Any, target: Any, to: Any) -> None:
     """Write the 256 digits of 52 used codes."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        origin, at, into, to = args
-        codes = address(context, builder, signature.args[0], origin, at)
-        digits = address(context, builder, signature.args[2], into, to)
-        for start in range(0, _SUPER, STEP):
-            eight = _load(builder, codes, _EIGHT, start // 5)
-            parts = []
-            for first in (start, start + 8):
-                places = [*range(first, first + 8), *range(first + 16, first + 24)]
-                both = (place // 5 - start // 5 for place in places for _ in range(2))
-                word = builder.bitcast(_lanes(builder, eight, both), _WORDS)
-                fraction = builder.mul(word, _WORDS([FRACTIONS[place % 5] for place in places]))
-                parts.append(_high(builder, fraction, 3))
-            _store(builder, _packed(builder, *parts), builder.gep(digits, [I64(start)]))
-        return context.get_dummy_value()
-
-    return types.void(source, types.uint64, target, types.uint64), codegen
+    codes, digits = address(builder, source, at), address(builder, target, to)
+    for start in range(0, _SUPER, STEP):
+        eight = load_from(builder, codes, I64(start // 5), _EIGHT)
+        parts = []
+        for first in (start, start + 8):
+            places = [*range(first, first + 8), *range(first + 16, first + 24)]
+            both = (place // 5 - start // 5 for place in places for _ in range(2))
+            word = builder.bitcast(_lanes(builder, eight, both), _WORDS)
+            fraction = builder.mul(word, _WORDS([FRACTIONS[place % 5] for place in places]))
+            parts.append(_high(builder, fraction, 3))
+        store_at(builder, _packed(builder, *parts), digits, I64(start))
 
 
-@primitive
-def _load_fives(typingctx: Any, source: Any, at: Any) -> Any:
+@instruction(OCTETS, ANY, INDEX)
+def _load_fives(builder: Any, source: Any, at: Any) -> Any:
     """Load 32 codes of five digits each.
 
     Of each 16 codes, digits k lie at 16 different places of five rows of 16 bytes.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        digits, both = address(context, builder, signature.args[0], *args), indices(list(range(STEP)))
-        rows = [
-            builder.shuffle_vector(*(_load(builder, digits, _OCTET, n + half) for half in (0, 80)), both)
-            for n in range(0, 80, 16)
-        ]
-        total = OCTETS.lanes([0] * STEP)
-        for k in range(5):
-            places = range(k, 80, 5)
-            row_of, mixed = {place % 16: place // 16 for place in places}, rows[0]
-            for n in range(1, 5):
-                lanes = [lane + STEP * (row_of[lane % 16] == n) for lane in range(STEP)]
-                mixed = builder.shuffle_vector(mixed, rows[n], indices(lanes))
-            digit = _lanes(builder, mixed, (half + place % 16 for half in (0, 16) for place in places))
-            total = builder.add(_tripled(builder, total), digit)
-        return total
-
-    return OCTETS(source, types.uint64), codegen
+    digits, both = address(builder, source, at), indices(list(range(STEP)))
+    parts = [load_from(builder, digits, I64(n), _OCTET) for n in range(0, 160, 16)]
+    rows = [builder.shuffle_vector(*pair, both) for pair in zip(parts[:5], parts[5:], strict=True)]
+    total = OCTETS.lanes([0] * STEP)
+    for k in range(5):
+        places = range(k, 80, 5)
+        row_of, mixed = {place % 16: place // 16 for place in places}, rows[0]
+        for n in range(1, 5):
+            lanes = [lane + STEP * (row_of[lane % 16] == n) for lane in range(STEP)]
+            mixed = builder.shuffle_vector(mixed, rows[n], indices(lanes))
+        digit = _lanes(builder, mixed, (half + place % 16 for half in (0, 16) for place in places))
+        total = builder.add(_tripled(builder, total), digit)
+    return total
 
 
 @device
@@ -328,19 +302,10 @@ DIGIT = np.uint64(86)
 """Bytes whose first digit is 1; twice as much for 2."""
 
 
-@primitive
-def permutes_lines(typingctx: Any) -> Any:
+@instruction(types.boolean)
+def permutes_lines(builder: Any) -> Any:
     """Whether the processor permutes 64 bytes, at compile time."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return ir.Constant(I1, int(x86_has("avx512vbmi")))
-
-    return types.boolean(), codegen
-
-
-def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
-    kind = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(_tools.get_or_insert_function(builder.module, kind, name), args)
+    return ir.Constant(I1, int(x86_has("avx512vbmi")))
 
 
 def _regrouper(*, joins: bool) -> Any:
@@ -350,12 +315,10 @@ def _regrouper(*, joins: bool) -> Any:
         """Look up fractions as words and take their thirds."""
         both = []
         for (places, factors), third in zip(tables, (3, 3 << 8), strict=True):
-            word = _call(builder, "llvm.x86.avx512.permvar.qi.512", _LINE, line, places)
-            fraction, thirds = (
-                builder.mul(builder.bitcast(word, _PAIRS), factors),
-                _PAIRS([third] * _PAIRS.count),
-            )
-            both.append(_call(builder, "llvm.x86.avx512.pmulhu.w.512", _PAIRS, fraction, thirds))
+            word = call(builder, _LINE, "llvm.x86.avx512.permvar.qi.512", line, places)
+            fraction = builder.mul(builder.bitcast(word, _PAIRS), factors)
+            thirds = _PAIRS([third] * _PAIRS.count)
+            both.append(call(builder, _PAIRS, "llvm.x86.avx512.pmulhu.w.512", fraction, thirds))
         odd = builder.and_(both[1], _PAIRS([0xFF00] * _PAIRS.count))
         return builder.bitcast(builder.or_(both[0], odd), _LINE)
 
@@ -369,8 +332,8 @@ def _regrouper(*, joins: bool) -> Any:
             total = builder.add(_tripled(builder, total), digits(builder, line, tables[n : n + 2]))
         return _stored_byte(builder, total) if joins else total
 
-    @primitive
-    def regroup(typingctx: Any, source: Any, target: Any, tables: Any, filler: Any, blocks: Any) -> Any:
+    @instruction(types.void, ANY, ANY, ANY, INDEX, INDEX)
+    def regroup(builder: Any, source: Any, target: Any, tables: Any, filler: Any, blocks: Any) -> None:
         """Regroup the digits of blocks, each of which a vector holds.
 
         source, target: an array, the first byte, the distance of blocks, and bits of the bytes to read or to
@@ -379,27 +342,22 @@ def _regrouper(*, joins: bool) -> Any:
 
         Gain that keeps it: 1.4 times the speed of the moves of vectors of bytes to join, 1.9 to split.
         """
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kinds, values = flattened(builder, signature, args)
-            origin, begin, pitch, held, into, at, step, kept, tables, filler, blocks = values
-            read, written = (builder.bitcast(bits, ir.VectorType(I1, LINE)) for bits in (held, kept))
-            others = in_all_lanes(builder, builder.trunc(filler, I8), _LINE)
-            place, starts = address(context, builder, kinds[8], tables, I64(0)), range(0, TABLES, 2 * LINE)
-            pairs = [
-                (_load(builder, place, _LINE, n), _load(builder, place, _PAIRS, n + LINE)) for n in starts
-            ]
-            with _tools.for_range(builder, blocks) as loop:
-                here = builder.add(begin, builder.mul(loop.index, pitch))
-                there = builder.add(at, builder.mul(loop.index, step))
-                here = address(context, builder, kinds[0], origin, here, _LINE)
-                there = address(context, builder, kinds[4], into, there, _LINE)
-                line = _call(builder, "llvm.masked.load.v64i8.p0", _LINE, here, I32(1), read, others)
-                line = move(builder, line, pairs)
-                _call(builder, "llvm.masked.store.v64i8.p0", ir.VoidType(), line, there, I32(1), written)
-            return context.get_dummy_value()
-
-        return types.void(source, target, tables, types.uint64, types.uint64), codegen
+        (origin, begin, pitch, held), (into, at, step, kept) = source, target
+        read, written = (builder.bitcast(bits, ir.VectorType(I1, LINE)) for bits in (held, kept))
+        others = in_all_lanes(builder, builder.trunc(filler, I8), _LINE)
+        pairs = [
+            (load_from(builder, tables, I64(n), _LINE), load_from(builder, tables, I64(n + LINE), _PAIRS))
+            for n in range(0, TABLES, 2 * LINE)
+        ]
+        with tools.for_range(builder, blocks) as loop:
+            here = builder.add(begin, builder.mul(loop.index, pitch))
+            there = builder.add(at, builder.mul(loop.index, step))
+            here, there = (
+                address(builder, array, place, _LINE) for array, place in ((origin, here), (into, there))
+            )
+            line = call(builder, _LINE, "llvm.masked.load.v64i8.p0", here, I32(1), read, others)
+            line = move(builder, line, pairs)
+            call(builder, ir.VoidType(), "llvm.masked.store.v64i8.p0", line, there, I32(1), written)
 
     return regroup
 

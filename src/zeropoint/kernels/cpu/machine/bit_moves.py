@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from ....ops.lowering import Flag, Int64, UInt64
 from .base3 import (
@@ -27,14 +26,28 @@ from .base3 import (
 )
 from .byte_vectors import load_signs, store_signs
 from .emit import emit_packed
-from .intrinsics import I8, I16, I32, I64, address, device, inlined, load64, primitive, scratch, store64
+from .intrinsics import (
+    ANY,
+    I8,
+    I16,
+    I32,
+    I64,
+    INDEX,
+    device,
+    inlined,
+    instruction,
+    load64,
+    load_from,
+    scratch,
+    store64,
+    store_at,
+    tools,
+    tuple_of,
+)
 from .named_records import record_type, unpacker
 from .pack import apart, load_codes, steps_of, together
 from .tile import fetch_ahead
 from .vector import in_all_lanes, load_lanes, octets_of, store_lanes
-
-# It has no types.
-_tools: Any = cgutils
 
 LEVELS = 4
 """Most levels of a type."""
@@ -49,31 +62,29 @@ def _mover(word: Any, count: int) -> Any:
     """Build the or-move of ``count`` words of each block."""
     kind, width = ir.VectorType(word, count), word.width
 
-    @primitive
+    @instruction(types.void, ANY, INDEX, INDEX, ANY, INDEX, INDEX, tuple_of(INDEX, 4), INDEX)
     def move(
-        typingctx: Any, source: Any, begin: Any, pitch: Any, target: Any, at: Any, step: Any, right: Any,
-        left: Any, mask: Any, flip: Any, blocks: Any,
-    ) -> Any:  # fmt: skip
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            origin, first, pitch, into, place, step, *numbers, blocks = args
-            numbers = [builder.trunc(n, word) if width < 64 else n for n in numbers]
-            each = word(int.from_bytes(b"\1" * (width // 8), "little"))
-            numbers[2:] = [builder.mul(n, each) for n in numbers[2:]]
-            right, left, mask, flip = (in_all_lanes(builder, n, kind) for n in numbers)
-            with _tools.for_range(builder, blocks) as loop:
-                here = builder.add(first, builder.mul(loop.index, pitch))
-                there = builder.add(place, builder.mul(loop.index, step))
-                value = builder.load(address(context, builder, signature.args[0], origin, here, kind))
-                value.align = 1
-                value = builder.xor(builder.and_(builder.lshr(value, right), mask), flip)
-                to = address(context, builder, signature.args[3], into, there, kind)
-                old = builder.load(to)
-                old.align = 1
-                builder.store(builder.or_(old, builder.shl(value, left)), to).align = 1
-            return context.get_dummy_value()
-
-        number = types.uint64
-        return types.void(source, number, number, target, *[number] * 7), codegen
+        builder: Any,
+        source: Any,
+        begin: Any,
+        pitch: Any,
+        target: Any,
+        at: Any,
+        step: Any,
+        bits: Any,
+        blocks: Any,
+    ) -> None:
+        numbers = [builder.trunc(n, word) if width < 64 else n for n in bits]
+        each = word(int.from_bytes(b"\1" * (width // 8), "little"))
+        numbers[2:] = [builder.mul(n, each) for n in numbers[2:]]
+        right, left, mask, flip = (in_all_lanes(builder, n, kind) for n in numbers)
+        with tools.for_range(builder, blocks) as loop:
+            here = builder.add(begin, builder.mul(loop.index, pitch))
+            there = builder.add(at, builder.mul(loop.index, step))
+            value = load_from(builder, source, here, kind)
+            value = builder.xor(builder.and_(builder.lshr(value, right), mask), flip)
+            old = load_from(builder, target, there, kind)
+            store_at(builder, builder.or_(old, builder.shl(value, left)), target, there)
 
     return move
 
@@ -87,24 +98,23 @@ def _move(
     source: Any, begin: Any, pitch: Any, target: Any, at: Any, step: Any, move: Any, blocks: Any
 ) -> None:
     """Or bits of blocks into ``target``; move: size, right, left, mask, flip."""
-    size, right, left, mask, flip = move
-    done, width = np.uint64(0), np.uint64(32)
+    size, bits, done, width = move[0], move[1:], np.uint64(0), np.uint64(32)
     while done < size:
         while done + width > size:
             width >>= np.uint64(1)
         here, there = begin + done, at + done
         if width == np.uint64(32):
-            _move32(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+            _move32(source, here, pitch, target, there, step, bits, blocks)
         elif width == np.uint64(16):
-            _move16(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+            _move16(source, here, pitch, target, there, step, bits, blocks)
         elif width == np.uint64(8):
-            _move8(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+            _move8(source, here, pitch, target, there, step, bits, blocks)
         elif width == np.uint64(4):
-            _move4(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+            _move4(source, here, pitch, target, there, step, bits, blocks)
         elif width == np.uint64(2):
-            _move2(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+            _move2(source, here, pitch, target, there, step, bits, blocks)
         else:
-            _move1(source, here, pitch, target, there, step, right, left, mask, flip, blocks)
+            _move1(source, here, pitch, target, there, step, bits, blocks)
         done += width
 
 

@@ -11,8 +11,6 @@ that is missing, damaged or cannot be written means that the kernel is compiled,
 Machine code is run as it is read, so that a folder is taken only where nobody else can write.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -174,5 +172,7 @@ class KernelCache(FunctionCache):
         if self._folder is None:
             return None
         own: Any = self
-        key = repr((own._index_key(sig, codegen), self._generated)).encode()
+        # Numba's key of a function in a closure is another one in each process.
+        code = (sig, codegen.magic_tuple()) if self._generated else own._index_key(sig, codegen)
+        key = repr((code, self._generated)).encode()
         return self._folder / f"{self._stem}-{hashlib.sha256(key).hexdigest()[:24]}"

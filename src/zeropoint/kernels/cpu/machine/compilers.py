@@ -5,13 +5,12 @@ function below n others is compiled n + 1 times. Gain that keeps this module: ke
 processor time (int8:channel, q4_k and mx9 in one process), and take 0.7 of the space on disk.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import binding
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
+from numba.core.registry import cpu_target
 
 ROUNDS = 2
 """Times that the passes run over a kernel.
@@ -22,6 +21,17 @@ of scales of nf4 took 1.1 to 1.6 times as long when Numba's own passes ran once.
 _Library: Any = JITCodeLibrary  # none of these has types
 _Compiler: Any = Compiler
 _CompileResult: Any = CompileResult
+
+
+def x86_features() -> list[str] | None:
+    """Features of the x86-64 processor compiled for; None for other machines."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return features.split(",") if triple.startswith("x86_64") else None
+
+
+def x86_has(feature: str) -> bool:
+    """Whether kernels are compiled for an x86-64 processor with ``feature``."""
+    return f"+{feature}" in (x86_features() or ())
 
 
 class _NoMachineCode:

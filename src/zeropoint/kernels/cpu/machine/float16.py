@@ -8,20 +8,20 @@ from typing import Any
 
 from llvmlite import ir
 
+from .compilers import x86_features, x86_has
+
 F16, F32, I16, I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
 _REBIAS = 127 - 15 << 23
 """What the exponents of float32 and float16 differ by, in the bits of a float32."""
 
 
-def converts(context: Any) -> bool:
-    """Return whether the processor that kernels are compiled for converts float16."""
-    triple, _, features = context.codegen().magic_tuple()
-    return not triple.startswith("x86_64") or "+f16c" in features.split(",")
+def _converts() -> bool:
+    return x86_features() is None or x86_has("f16c")
 
 
-def widened(context: Any, builder: Any, x: Any) -> Any:
+def widened(builder: Any, x: Any) -> Any:
     """Float16 bits ``x``, scalar or vector, as float32 (exact)."""
-    if converts(context):
+    if _converts():
         return builder.fpext(builder.bitcast(x, _of(x, F16)), _of(x, F32))
     u = builder.zext(x, _of(x, I32))
     magnitude = builder.shl(_and(builder, u, 0x7FFF), _same(u, 13))
@@ -38,9 +38,9 @@ def widened(context: Any, builder: Any, x: Any) -> Any:
     return _as_float(builder, builder.or_(bits, sign))
 
 
-def narrowed(context: Any, builder: Any, x: Any) -> Any:
+def narrowed(builder: Any, x: Any) -> Any:
     """Bits of float32 ``x``, scalar or vector, as float16, half to even."""
-    if converts(context):
+    if _converts():
         return builder.bitcast(builder.fptrunc(x, _of(x, F16)), _of(x, I16))
     u = builder.bitcast(x, _of(x, I32))
     magnitude = _and(builder, u, 0x7FFFFFFF)

@@ -6,6 +6,9 @@ are compiled and where their machine code is kept.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -14,7 +17,6 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from .cache import KernelCache, cache_directory
@@ -28,10 +30,9 @@ F64 = ir.DoubleType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 LINE = 64
 """Bytes of a cache line; a wrong value costs speed, never bytes."""
-# Neither has types: numba fills its configuration at import, and the other function is not annotated.
+# Neither has types: numba fills its configuration at import, and functions are not annotated.
 _CONFIG: Any = numba.config
-_declare: Any = cgutils.get_or_insert_function
-_reserve: Any = cgutils.alloca_once
+tools: Any = cgutils
 # Unrolled short loops vectorize only in this pass, which Numba leaves off. Kernels compile at their first
 # call, so it stays on.
 _CONFIG.SLP_VECTORIZE = 1
@@ -66,91 +67,105 @@ def _compiled(function: F, *, wrapped: bool, forceinline: bool = False) -> F:
 
 
 def primitive(function: Callable[..., Any]) -> Any:
-    """Register a function that writes LLVM IR; Numba passes its first argument."""
+    """Register a function of Numba's types that returns signature and IR writer."""
     return intrinsic(function)
 
 
-def x86_has(feature: str) -> bool:
-    """Whether kernels are compiled for an x86-64 processor with ``feature``."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return triple.startswith("x86_64") and f"+{feature}" in features.split(",")
+tuple_of: Any = types.UniTuple
+ANY, INDEX, FIRST, SECOND = None, types.uint64, operator.itemgetter(0), operator.itemgetter(1)
+"""Types of arguments: whatever comes, places in arrays, the first and the second argument's."""
 
 
-@primitive
-def bits32(typingctx: Any, x: Any) -> Any:
-    """Return the bits of a float32 as uint32."""
+def instruction(result: Any, *kinds: Any) -> Any:
+    """Register a function that writes the LLVM IR of an operation.
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], I32)
+    It takes the builder and the values of arguments: of arrays a pointer to the first element, of tuples a
+    tuple. result, kinds: types of Numba, ANY, or functions of the types of all arguments.
+    """
 
-    return types.uint32(types.float32), codegen
+    def register(write: Callable[..., Any]) -> Any:
+        def typed(typingctx: Any, *given: Any) -> Any:
+            def resolved(kind: Any, own: Any) -> Any:
+                return own if kind is ANY else kind if isinstance(kind, types.Type) else kind(given)
 
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                values = (
+                    _unpacked(context, builder, *each) for each in zip(signature.args, args, strict=True)
+                )
+                found = write(builder, *values)
+                return context.get_dummy_value() if found is None else found
 
-@primitive
-def float32_of(typingctx: Any, x: Any) -> Any:
-    """Return the float32 whose bits are the given uint32."""
+            return resolved(result, None)(*map(resolved, kinds, given)), codegen
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], F32)
+        typed.__signature__ = inspect.signature(write)  # type: ignore[attr-defined]
+        return primitive(functools.wraps(write)(typed))
 
-    return types.float32(types.uint32), codegen
-
-
-@primitive
-def bits64(typingctx: Any, x: Any) -> Any:
-    """Return the bits of a float64 as uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], I64)
-
-    return types.uint64(types.float64), codegen
+    return register
 
 
-@primitive
-def float64_of(typingctx: Any, x: Any) -> Any:
-    """Return the float64 whose bits are the given uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], F64)
-
-    return types.float64(types.uint64), codegen
-
-
-@primitive
-def widen_half(typingctx: Any, x: Any) -> Any:
-    """Return the float16 with the given uint16 bits as float32 (exact)."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return widened(context, builder, args[0])
-
-    return types.float32(types.uint16), codegen
+def _unpacked(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """Pointer to the first element of an array, and tuples as tuples."""
+    if isinstance(kind, types.Array):
+        return context.make_array(kind)(context, builder, value).data
+    if not isinstance(kind, types.BaseTuple):
+        return value
+    kinds: Any = kind
+    items = [(own, builder.extract_value(value, n)) for n, own in enumerate(kinds)]
+    return tuple([_unpacked(context, builder, *item) for item in items])
 
 
-@primitive
-def narrow_half(typingctx: Any, x: Any) -> Any:
+def _bit_cast(source: Any, target: Any, lane: Any) -> Any:
+    @instruction(target, source)
+    def cast_bits(builder: Any, x: Any) -> Any:
+        return builder.bitcast(x, lane)
+
+    return cast_bits
+
+
+bits32, float32_of = _bit_cast(types.float32, types.uint32, I32), _bit_cast(types.uint32, types.float32, F32)
+bits64, float64_of = _bit_cast(types.float64, types.uint64, I64), _bit_cast(types.uint64, types.float64, F64)
+"""Bits of a float, and the float of such bits."""
+
+
+@instruction(types.float32, types.uint16)
+def widen_half(builder: Any, x: Any) -> Any:
+    """Float16 of uint16 bits as float32 (exact)."""
+    return widened(builder, x)
+
+
+@instruction(types.uint16, types.float32)
+def narrow_half(builder: Any, x: Any) -> Any:
     """Round a float32 to float16, half to even: its bits, uint16."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return narrowed(context, builder, args[0])
-
-    return types.uint16(types.float32), codegen
+    return narrowed(builder, x)
 
 
-def address(context: Any, builder: Any, array_type: Any, array: Any, index: Any, bits: Any = I8) -> Any:
-    """Return the address of ``array[index]`` as a pointer to ``bits``."""
-    view = context.make_array(array_type)(context, builder, array)
-    return builder.bitcast(builder.gep(view.data, [index]), bits.as_pointer())
+def address(builder: Any, array: Any, index: Any, bits: Any = I8) -> Any:
+    """Address of ``array[index]`` as a pointer to ``bits``."""
+    return builder.bitcast(builder.gep(array, [index]), bits.as_pointer())
 
 
-def flattened(builder: Any, signature: Any, args: Any) -> tuple[list[Any], list[Any]]:
-    """Types and values of a primitive's arguments, tuples as their items."""
-    kinds: list[Any] = []
-    values: list[Any] = []
-    for kind, value in zip(signature.args, args, strict=True):
-        items = isinstance(kind, types.BaseTuple)
-        kinds += kind.types if items else [kind]
-        values += [builder.extract_value(value, n) for n in range(kind.count)] if items else [value]
-    return kinds, values
+def load_from(builder: Any, array: Any, index: Any, kind: Any, align: int = 1) -> Any:
+    """Load a value that begins at ``array[index]``."""
+    value = builder.load(address(builder, array, index, kind))
+    value.align = align
+    return value
+
+
+def store_at(builder: Any, value: Any, array: Any, index: Any, align: int = 1) -> Any:
+    """Store a value from ``array[index]`` on."""
+    return builder.store(value, address(builder, array, index, value.type), align=align)
+
+
+def stream_at(builder: Any, value: Any, array: Any, index: Any, align: int) -> None:
+    """Store a value past the cache."""
+    nontemporal = builder.module.add_metadata([I32(1)])
+    store_at(builder, value, array, index, align).set_metadata("nontemporal", nontemporal)
+
+
+def call(builder: Any, result: Any, name: str, *args: Any) -> Any:
+    """Call a function of LLVM or of the processor."""
+    kind = ir.FunctionType(result, [each.type for each in args])
+    return builder.call(tools.get_or_insert_function(builder.module, kind, name), args)
 
 
 def _scratch(typingctx: Any, count: Any, dtype: Any) -> Any:
@@ -163,7 +178,7 @@ def _scratch(typingctx: Any, count: Any, dtype: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lane = context.get_data_type(kind.dtype)
-        memory = _reserve(builder, lane, size=size)
+        memory = tools.alloca_once(builder, lane, size=size)
         memory.align = LINE
         array = context.make_array(kind)(context, builder)
         width = context.get_constant(types.intp, kind.dtype.bitwidth // 8)
@@ -182,16 +197,10 @@ scratch: Any = intrinsic(prefer_literal=True)(_scratch)
 def _prefetcher(locality: int) -> Any:
     """Build a prefetch of ``array[index]``; reading past the end is harmless."""
 
-    @primitive
-    def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            place = address(context, builder, signature.args[0], args[0], args[1])
-            kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-            function = _declare(builder.module, kind, "llvm.prefetch.p0")
-            builder.call(function, [place, I32(0), I32(locality), I32(1)])
-            return context.get_dummy_value()
-
-        return types.void(array, types.uint64), codegen
+    @instruction(types.void, ANY, INDEX)
+    def prefetch(builder: Any, array: Any, index: Any) -> None:
+        numbers = I32(0), I32(locality), I32(1)
+        call(builder, ir.VoidType(), "llvm.prefetch.p0", address(builder, array, index), *numbers)
 
     return prefetch
 
@@ -200,32 +209,17 @@ prefetch, prefetch_far = _prefetcher(3), _prefetcher(2)
 """Ask for a cache line: into all caches, or all but the first, where rows displace each other's lines."""
 
 
-@primitive
-def stream32(typingctx: Any, target: Any, at: Any, source: Any, start: Any) -> Any:
+@instruction(types.void, ANY, INDEX, ANY, INDEX)
+def stream32(builder: Any, target: Any, at: Any, source: Any, start: Any) -> None:
     """Copy 32 bytes to the 32-byte aligned ``target[at]``, past the cache."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(I64, 4)
-        to = address(context, builder, signature.args[0], args[0], args[1], vector)
-        origin = address(context, builder, signature.args[2], args[2], args[3], vector)
-        value = builder.load(origin)
-        value.align = 1  # scratch alignment is not promised
-        store = builder.store(value, to, align=32)
-        store.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-        return context.get_dummy_value()
-
-    return types.void(target, types.uint64, source, types.uint64), codegen
+    value = load_from(builder, source, start, ir.VectorType(I64, 4))  # scratch alignment is not promised
+    stream_at(builder, value, target, at, 32)
 
 
-@primitive
-def stream_fence(typingctx: Any) -> Any:
+@instruction(types.void)
+def stream_fence(builder: Any) -> None:
     """Make earlier streamed stores visible to other threads."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    builder.fence("seq_cst")
 
 
 def _lanes(name: str, bits: int) -> Any:
@@ -235,12 +229,9 @@ def _lanes(name: str, bits: int) -> Any:
     """
     kind = types.uint32 if bits == 32 else types.uint16
 
-    @primitive
-    def lanes(typingctx: Any, x: Any, by: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, name)(args[0], args[1])
-
-        return kind(kind, kind), codegen
+    @instruction(kind, kind, kind)
+    def lanes(builder: Any, x: Any, by: Any) -> Any:
+        return getattr(builder, name)(x, by)
 
     return lanes
 
@@ -264,78 +255,49 @@ def to_bfloat16(x: Any) -> Any:
     return float32_of(and32(near_bfloat16(x), np.uint32(0xFFFF0000)))
 
 
-@primitive
-def count_above(typingctx: Any, t: Any, thresholds: Any) -> Any:
+@instruction(types.float32, types.float32, ANY)
+def count_above(builder: Any, t: Any, thresholds: Any) -> Any:
     """Count thresholds, a tuple of float32, strictly below ``t``; a float32.
 
     Counted in one expression of 32-bit masks and handed on as a float: an integer result would be narrowed to
     bytes and the sum transposed by the SLP vectorizer, at a tenth of the speed.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total = I32(0)
-        for k in range(signature.args[1].count):
-            above = builder.fcmp_ordered(">", args[0], builder.extract_value(args[1], k))
-            total = builder.sub(total, builder.sext(above, I32))
-        return builder.sitofp(total, F32)
-
-    return types.float32(types.float32, thresholds), codegen
+    total = I32(0)
+    for threshold in thresholds:
+        above = builder.fcmp_ordered(">", t, threshold)
+        total = builder.sub(total, builder.sext(above, I32))
+    return builder.sitofp(total, F32)
 
 
-@primitive
-def store64(typingctx: Any, target: Any, at: Any, word: Any) -> Any:
+@instruction(types.void, ANY, INDEX, INDEX)
+def store64(builder: Any, target: Any, at: Any, word: Any) -> None:
     """Store a uint64 at ``target[at]``, unaligned, little-endian on every host."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        store = builder.store(args[2], address(context, builder, signature.args[0], args[0], args[1], I64))
-        store.align = 1
-        return context.get_dummy_value()
-
-    return types.void(target, types.uint64, types.uint64), codegen
+    store_at(builder, word, target, at)
 
 
-@primitive
-def address_of(typingctx: Any, array: Any, index: Any) -> Any:
+@instruction(types.uint64, ANY, INDEX)
+def address_of(builder: Any, array: Any, index: Any) -> Any:
     """Address of ``array[index]``, uint64, to align stores."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ptrtoint(address(context, builder, signature.args[0], args[0], args[1]), I64)
-
-    return types.uint64(array, types.uint64), codegen
+    return builder.ptrtoint(address(builder, array, index), I64)
 
 
-@primitive
-def load64(typingctx: Any, source: Any, at: Any) -> Any:
+@instruction(types.uint64, ANY, INDEX)
+def load64(builder: Any, source: Any, at: Any) -> Any:
     """Load the 8 bytes at ``source[at]``, any alignment, as uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = builder.load(address(context, builder, signature.args[0], args[0], args[1], I64))
-        word.align = 1
-        return word
-
-    return types.uint64(source, types.uint64), codegen
+    return load_from(builder, source, at, I64)
 
 
 def _unit_amax(lanes: int) -> Any:
     """Build the largest magnitude of ``lanes`` neighbors: auto-vectorization misses it."""
 
-    @primitive
-    def unit_amax(typingctx: Any, array: Any, index: Any) -> Any:
-        width = array.dtype.bitwidth
-        kind = types.uint32 if width == 32 else types.uint16
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            lane = ir.IntType(width)
-            vector = ir.VectorType(lane, lanes)
-            value = builder.load(address(context, builder, signature.args[0], args[0], args[1], vector))
-            value.align = 1  # any element may begin a block
-            value = builder.and_(value, vector([(1 << (width - 1)) - 1] * lanes))
-            reduce = _declare(
-                builder.module, ir.FunctionType(lane, [vector]), f"llvm.vector.reduce.umax.v{lanes}i{width}"
-            )
-            return builder.call(reduce, [value])
-
-        return kind(array, types.uint64), codegen
+    @instruction(lambda given: types.uint32 if given[0].dtype.bitwidth == 32 else types.uint16, ANY, INDEX)
+    def unit_amax(builder: Any, array: Any, index: Any) -> Any:
+        width = 16 if array.type.pointee == I16 else 32
+        lane = ir.IntType(width)
+        vector = ir.VectorType(lane, lanes)
+        value = load_from(builder, array, index, vector)  # any element may begin a block
+        value = builder.and_(value, vector([(1 << (width - 1)) - 1] * lanes))
+        return call(builder, lane, f"llvm.vector.reduce.umax.v{lanes}i{width}", value)
 
     return unit_amax
 

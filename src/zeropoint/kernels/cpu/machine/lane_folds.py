@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .intrinsics import I32, primitive
+from .intrinsics import ANY, FIRST, I32, instruction
 from .vector import HALVES, indices
 
 LANES = 16
@@ -41,15 +41,12 @@ def _folder(step: int, symbol: str) -> Any:
     """
     lanes = _halves(step)
 
-    @primitive
-    def fold(typingctx: Any, a: Any, b: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            words = [builder.bitcast(x, ir.VectorType(I32, LANES)) for x in args]
-            shuffled = [builder.shuffle_vector(*words, indices(picked)) for picked in lanes]
-            first, second = (builder.bitcast(x, args[0].type) for x in shuffled)
-            return builder.select(builder.icmp_signed(symbol, first, second), first, second)
-
-        return a(a, b), codegen
+    @instruction(FIRST, ANY, ANY)
+    def fold(builder: Any, a: Any, b: Any) -> Any:
+        words = [builder.bitcast(x, ir.VectorType(I32, LANES)) for x in (a, b)]
+        shuffled = [builder.shuffle_vector(*words, indices(picked)) for picked in lanes]
+        first, second = (builder.bitcast(x, a.type) for x in shuffled)
+        return builder.select(builder.icmp_signed(symbol, first, second), first, second)
 
     return fold
 
@@ -59,60 +56,36 @@ larger_of_2, larger_of_4, larger_of_8, larger_of_16 = (_folder(step, ">") for st
 """Of two vectors that belong to so many vectors together."""
 
 
-@primitive
-def interleaved_pairs(typingctx: Any, x: Any) -> Any:
+@instruction(HALVES, HALVES)
+def interleaved_pairs(builder: Any, x: Any) -> Any:
     """Interleave the first 16 halves with the last, like a fold."""
     lanes = [n // 2 + n % 2 * (LANES // 2) for n in range(LANES)]
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words = builder.bitcast(args[0], ir.VectorType(I32, LANES))
-        return builder.bitcast(builder.shuffle_vector(words, words, indices(lanes)), args[0].type)
-
-    return HALVES(HALVES), codegen
+    words = builder.bitcast(x, ir.VectorType(I32, LANES))
+    return builder.bitcast(builder.shuffle_vector(words, words, indices(lanes)), x.type)
 
 
-def _swapper(distance: int) -> Any:
-    """Build the exchange of lanes n and ``n ^ distance``."""
+def _shuffled(lanes: list[int]) -> Any:
+    """Build the choice of lanes of a vector."""
 
-    @primitive
-    def swap(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.shuffle_vector(args[0], args[0], indices([n ^ distance for n in range(LANES)]))
+    @instruction(FIRST, ANY)
+    def shuffle(builder: Any, x: Any) -> Any:
+        return builder.shuffle_vector(x, x, indices(lanes))
 
-        return x(x), codegen
-
-    return swap
+    return shuffle
 
 
-swapped_by_1, swapped_by_2, swapped_by_4 = (_swapper(1 << n) for n in range(3))
-
-
-def _doubler(begin: int) -> Any:
-    """Build the doubling of 8 lanes from ``begin``, each next to itself."""
-
-    @primitive
-    def double(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            lanes = indices([begin + n // 2 for n in range(LANES)])
-            return builder.shuffle_vector(args[0], args[0], lanes)
-
-        return x(x), codegen
-
-    return double
-
-
-first_doubled, second_doubled = _doubler(0), _doubler(LANES // 2)
+swapped_by_1, swapped_by_2, swapped_by_4 = (_shuffled([n ^ by for n in range(LANES)]) for by in (1, 2, 4))
+"""Lanes n and ``n ^ by`` exchanged."""
+first_doubled, second_doubled = (_shuffled([at + n // 2 for n in range(LANES)]) for at in (0, LANES // 2))
+"""8 lanes, each next to itself."""
 
 
 def _every_other(begin: int) -> Any:
     """Build the choice of every other lane of two vectors."""
 
-    @primitive
-    def choose(typingctx: Any, a: Any, b: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.shuffle_vector(*args, indices(list(range(begin, 2 * LANES, 2))))
-
-        return a(a, a), codegen
+    @instruction(FIRST, ANY, FIRST)
+    def choose(builder: Any, a: Any, b: Any) -> Any:
+        return builder.shuffle_vector(a, b, indices(list(range(begin, 2 * LANES, 2))))
 
     return choose
 
@@ -123,12 +96,9 @@ even_lanes, odd_lanes = _every_other(0), _every_other(1)
 def _lane(number: int) -> Any:
     """Build the choice of one lane."""
 
-    @primitive
-    def lane(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.extract_element(args[0], I32(number))
-
-        return x.scalar(x), codegen
+    @instruction(lambda given: given[0].scalar, ANY)
+    def lane(builder: Any, x: Any) -> Any:
+        return builder.extract_element(x, I32(number))
 
     return lane
 

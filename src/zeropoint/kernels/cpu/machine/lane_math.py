@@ -2,26 +2,16 @@
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import cgutils
-
-from .intrinsics import primitive
+from .intrinsics import ANY, FIRST, call, instruction
 from .vector import FLOATS, WORDS
-
-_tools: Any = cgutils  # has no types
 
 
 def _each(name: str) -> Any:
     """Build an LLVM function of each float or double lane."""
 
-    @primitive
-    def each(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kind = ir.FunctionType(x.lanes, [x.lanes])
-            full = f"llvm.{name}.v16f{x.scalar.bitwidth}"
-            return builder.call(_tools.get_or_insert_function(builder.module, kind, full), args)
-
-        return x(x), codegen
+    @instruction(FIRST, ANY)
+    def each(builder: Any, x: Any) -> Any:
+        return call(builder, x.type, f"llvm.{name}.v16{x.type.element.intrinsic_name}", x)
 
     return each
 
@@ -30,26 +20,16 @@ root, whole = _each("sqrt"), _each("rint")
 """Square roots, rounded, and whole numbers, rounded half to even."""
 
 
-@primitive
-def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+@instruction(FIRST, ANY, FIRST, FIRST)
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """Compute ``a * b + c``, rounded once if that is faster.
 
     For estimates, and for floats or doubles whose sums are exact.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(a.lanes, [a.lanes] * 3)
-        name = f"llvm.fmuladd.v16f{a.scalar.bitwidth}"
-        return builder.call(_tools.get_or_insert_function(builder.module, kind, name), args)
-
-    return a(a, a, a), codegen
+    return call(builder, a.type, f"llvm.fmuladd.v16{a.type.element.intrinsic_name}", a, b, c)
 
 
-@primitive
-def integers(typingctx: Any, x: Any) -> Any:
+@instruction(WORDS, FLOATS)
+def integers(builder: Any, x: Any) -> Any:
     """Return floats that are whole numbers as words."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fptosi(args[0], WORDS.lanes)
-
-    return WORDS(FLOATS), codegen
+    return builder.fptosi(x, WORDS.lanes)

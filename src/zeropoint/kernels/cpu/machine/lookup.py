@@ -3,31 +3,25 @@
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from .intrinsics import I8, I16, I32, I64, address, primitive, x86_has
+from .compilers import x86_has
+from .intrinsics import ANY, I8, I16, I32, I64, INDEX, call, instruction, load_from, tools
 from .vector import FLOATS, HALVES, OCTETS, STEP, WORDS, indices
 
 THRESHOLDS = 15
 """Thresholds that are searched: four steps of bisection."""
 _HALF = STEP // 2
-# It has no types.
-_tools: Any = cgutils
 
 
-def _picked_bytes(context: Any, builder: Any, table: Any, codes: Any) -> Any:
+def _picked_bytes(builder: Any, table: Any, codes: Any) -> Any:
     """Pick bytes of two tables of 16, one per half of codes.
 
     The one operation that LLVM has no portable instruction for; machines without a byte shuffle go through
     memory.
     """
     if x86_has("avx2"):
-        kind = ir.FunctionType(OCTETS.lanes, [OCTETS.lanes, OCTETS.lanes])
-        return builder.call(
-            _tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pshuf.b"), [table, codes]
-        )
-    memory = _tools.alloca_once_value(builder, table)
+        return call(builder, OCTETS.lanes, "llvm.x86.avx2.pshuf.b", table, codes)
+    memory = tools.alloca_once_value(builder, table)
     entries = builder.bitcast(memory, I8.as_pointer())
     picked = ir.Constant(OCTETS.lanes, ir.Undefined)
     for lane in range(STEP):
@@ -37,69 +31,49 @@ def _picked_bytes(context: Any, builder: Any, table: Any, codes: Any) -> Any:
     return picked
 
 
-@primitive
-def load_table(typingctx: Any, array: Any) -> Any:
+@instruction(OCTETS, ANY)
+def load_table(builder: Any, array: Any) -> Any:
     """Load 16 octets, twice, as :func:`pick_octets` takes them."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = ir.VectorType(I8, _HALF)
-        value = builder.load(address(context, builder, signature.args[0], args[0], I64(0), lanes))
-        value.align = 1
-        return builder.shuffle_vector(value, value, indices(2 * list(range(_HALF))))
-
-    return OCTETS(array), codegen
+    value = load_from(builder, array, I64(0), ir.VectorType(I8, _HALF))
+    return builder.shuffle_vector(value, value, indices(2 * list(range(_HALF))))
 
 
-@primitive
-def pick_octets(typingctx: Any, table: Any, codes: Any) -> Any:
+@instruction(OCTETS, OCTETS, OCTETS)
+def pick_octets(builder: Any, table: Any, codes: Any) -> Any:
     """Look up 32 codes below 16; each half has its own table."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _picked_bytes(context, builder, *args)
-
-    return OCTETS(OCTETS, OCTETS), codegen
+    return _picked_bytes(builder, table, codes)
 
 
-@primitive
-def pick_halves(typingctx: Any, table: Any, codes: Any) -> Any:
+@instruction(HALVES, HALVES, OCTETS)
+def pick_halves(builder: Any, table: Any, codes: Any) -> Any:
     """Look up 32 codes; the first 16 lanes serve the first half."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        table, codes = args
-        if x86_has("avx512bw"):
-            first = HALVES.lanes([lane // _HALF * _HALF for lane in range(STEP)])
-            places = builder.or_(builder.zext(codes, HALVES.lanes), first)
-            return _picked_lanes(builder, table, places, "llvm.x86.avx512.permvar.hi.512")
-        low, high = (_plane(builder, table, shift) for shift in (0, 8))
-        picked = (_picked_bytes(context, builder, plane, codes) for plane in (low, high))
-        both = builder.shuffle_vector(*picked, indices([n + s for n in range(STEP) for s in (0, STEP)]))
-        return builder.bitcast(both, HALVES.lanes)
-
-    return HALVES(HALVES, OCTETS), codegen
+    if x86_has("avx512bw"):
+        first = HALVES.lanes([lane // _HALF * _HALF for lane in range(STEP)])
+        places = builder.or_(builder.zext(codes, HALVES.lanes), first)
+        return call(builder, table.type, "llvm.x86.avx512.permvar.hi.512", table, places)
+    planes = (_plane(builder, table, shift) for shift in (0, 8))
+    picked = (_picked_bytes(builder, plane, codes) for plane in planes)
+    both = builder.shuffle_vector(*picked, indices([n + s for n in range(STEP) for s in (0, STEP)]))
+    return builder.bitcast(both, HALVES.lanes)
 
 
-@primitive
-def pick_floats(typingctx: Any, table: Any, places: Any) -> Any:
+@instruction(FLOATS, FLOATS, WORDS)
+def pick_floats(builder: Any, table: Any, places: Any) -> Any:
     """Look up 16 floats by words below 16.
 
     Gain that keeps a permutation of floats, where there is one: 1.3 times the speed of nf4 to float32.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        table, places = args
-        if x86_has("avx512f"):
-            return _picked_lanes(builder, table, places, "llvm.x86.avx512.permvar.sf.512")
-        # Two of four planes of bytes at once.
-        codes = builder.trunc(places, ir.VectorType(I8, _HALF))
-        codes = builder.shuffle_vector(codes, codes, indices(2 * list(range(_HALF))))
-        planes = [_plane(builder, builder.bitcast(table, WORDS.lanes), shift) for shift in (0, 8, 16, 24)]
-        both = indices(list(range(STEP)))
-        pairs = (builder.shuffle_vector(*planes[n : n + 2], both) for n in (0, 2))
-        picked = (_picked_bytes(context, builder, pair, codes) for pair in pairs)
-        lanes = [n + part for n in range(_HALF) for part in (0, _HALF, STEP, STEP + _HALF)]
-        return builder.bitcast(builder.shuffle_vector(*picked, indices(lanes)), FLOATS.lanes)
-
-    return FLOATS(FLOATS, WORDS), codegen
+    if x86_has("avx512f"):
+        return call(builder, table.type, "llvm.x86.avx512.permvar.sf.512", table, places)
+    # Two of four planes of bytes at once.
+    codes = builder.trunc(places, ir.VectorType(I8, _HALF))
+    codes = builder.shuffle_vector(codes, codes, indices(2 * list(range(_HALF))))
+    planes = [_plane(builder, builder.bitcast(table, WORDS.lanes), shift) for shift in (0, 8, 16, 24)]
+    both = indices(list(range(STEP)))
+    pairs = (builder.shuffle_vector(*planes[n : n + 2], both) for n in (0, 2))
+    picked = (_picked_bytes(builder, pair, codes) for pair in pairs)
+    lanes = [n + part for n in range(_HALF) for part in (0, _HALF, STEP, STEP + _HALF)]
+    return builder.bitcast(builder.shuffle_vector(*picked, indices(lanes)), FLOATS.lanes)
 
 
 def _plane(builder: Any, table: Any, shift: int) -> Any:
@@ -126,7 +100,7 @@ def _count_by_halves(builder: Any, x: Any, thresholds: Any, width: int, name: st
         for gap in (8, 4, 2, 1):
             lanes = list(range(gap - 1, THRESHOLDS, 2 * gap))
             table = builder.shuffle_vector(thresholds, thresholds, indices(lanes * (width // len(lanes))))
-            beyond = builder.fcmp_ordered(">", value, _picked_lanes(builder, table, found, name))
+            beyond = builder.fcmp_ordered(">", value, call(builder, table.type, name, table, found))
             found = builder.sub(builder.add(found, found), builder.sext(beyond, integers))
         parts.append(found)
     first, last = parts[0], parts[-1]
@@ -138,50 +112,34 @@ def _count_by_places(builder: Any, compare: Any, x: Any, thresholds: Any, lanes:
     found = lanes([0] * lanes.count)
     for gap in (8, 4, 2, 1):
         moved = indices([(n + gap - 1) % lanes.count for n in range(lanes.count)])
-        middle = _picked_lanes(builder, builder.shuffle_vector(thresholds, thresholds, moved), found, name)
+        middle = call(builder, x.type, name, builder.shuffle_vector(thresholds, thresholds, moved), found)
         more = builder.or_(found, lanes([gap] * lanes.count))
         found = builder.select(compare(">", x, middle), more, found)
     return found
 
 
-def _picked_lanes(builder: Any, table: Any, places: Any, name: str) -> Any:
-    """Pick lanes by an instruction of the machine."""
-    kind = ir.FunctionType(table.type, [table.type, places.type])
-    return builder.call(_tools.get_or_insert_function(builder.module, kind, name), [table, places])
-
-
-@primitive
-def count_floats_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
+@instruction(WORDS, FLOATS, FLOATS)
+def count_floats_above(builder: Any, x: Any, thresholds: Any) -> Any:
     """Count which of 15 rising float32 lie strictly below each lane.
 
     They are the first lanes of a vector. Gain that keeps the searches by halves: 1.6 times the speed on nf4,
     on AVX-512.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, table = args
-        if x86_has("avx512f"):
-            name = "llvm.x86.avx512.permvar.sf.512"
-            return _count_by_places(builder, builder.fcmp_ordered, values, table, WORDS.lanes, name)
-        if x86_has("avx2"):
-            return _count_by_halves(builder, values, table, 8, "llvm.x86.avx2.permps")
-        return _count_one_by_one(builder, builder.fcmp_ordered, values, table, WORDS.lanes)
-
-    return WORDS(FLOATS, FLOATS), codegen
+    if x86_has("avx512f"):
+        name = "llvm.x86.avx512.permvar.sf.512"
+        return _count_by_places(builder, builder.fcmp_ordered, x, thresholds, WORDS.lanes, name)
+    if x86_has("avx2"):
+        return _count_by_halves(builder, x, thresholds, 8, "llvm.x86.avx2.permps")
+    return _count_one_by_one(builder, builder.fcmp_ordered, x, thresholds, WORDS.lanes)
 
 
-@primitive
-def count_halves_above(typingctx: Any, x: Any, thresholds: Any) -> Any:
+@instruction(HALVES, HALVES, HALVES)
+def count_halves_above(builder: Any, x: Any, thresholds: Any) -> Any:
     """Count which of 15 rising signed halves lie below each lane."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, table = args
-        if x86_has("avx512bw"):
-            name = "llvm.x86.avx512.permvar.hi.512"
-            return _count_by_places(builder, builder.icmp_signed, values, table, HALVES.lanes, name)
-        return _count_one_by_one(builder, builder.icmp_signed, values, table, HALVES.lanes)
-
-    return HALVES(HALVES, HALVES), codegen
+    if x86_has("avx512bw"):
+        name = "llvm.x86.avx512.permvar.hi.512"
+        return _count_by_places(builder, builder.icmp_signed, x, thresholds, HALVES.lanes, name)
+    return _count_one_by_one(builder, builder.icmp_signed, x, thresholds, HALVES.lanes)
 
 
 REPEATED = 2 * 8
@@ -190,74 +148,55 @@ ROW = REPEATED + 8 * STEP // 2
 """int16 of a row: eight thresholds, room for as many, and repeated ones."""
 
 
-def _two_rows(context: Any, builder: Any, table: Any, rows: Any) -> Any:
+def _two_rows(builder: Any, table: Any, rows: Any) -> Any:
     """Load thresholds of two rows, each into half of the lanes."""
-    kind, eight = table[0], ir.VectorType(I16, 8)
-    both = []
-    for row in rows:
-        at = builder.mul(row, I64(ROW))
-        both.append(builder.load(address(context, builder, kind, table[1], at, eight)))
-        both[-1].align = 2
+    eight = ir.VectorType(I16, 8)
+    both = [load_from(builder, table, builder.mul(row, I64(ROW)), eight, 2) for row in rows]
     return builder.shuffle_vector(*both, indices([lane // _HALF * 8 + lane % 8 for lane in range(STEP)]))
 
 
 def _beyond(builder: Any, x: Any, thresholds: Any, places: Any) -> Any:
     """Compare halves with thresholds at places of their rows."""
-    first = HALVES.lanes([lane // _HALF * _HALF for lane in range(STEP)])
-    name = "llvm.x86.avx512.permvar.hi.512"
-    picked = _picked_lanes(builder, thresholds, builder.or_(places, first), name)
+    places = builder.or_(places, HALVES.lanes([lane // _HALF * _HALF for lane in range(STEP)]))
+    picked = call(builder, thresholds.type, "llvm.x86.avx512.permvar.hi.512", thresholds, places)
     return builder.icmp_signed(">", x, picked)
 
 
-def _count_repeated(context: Any, builder: Any, table: Any, args: Any, wanted: range) -> Any:
+def _count_repeated(builder: Any, x: Any, table: Any, rows: Any, wanted: range) -> Any:
     """Count thresholds of rows one by one, by half steps."""
     half, totals = ir.VectorType(I16, _HALF), []
-    for part, row in enumerate(args[2:]):
+    for part, row in enumerate(rows):
         lanes = indices(list(range(part * _HALF, (part + 1) * _HALF)))
-        values, total = builder.shuffle_vector(args[0], args[0], lanes), half([0] * _HALF)
+        values, total = builder.shuffle_vector(x, x, lanes), half([0] * _HALF)
         start = builder.add(builder.mul(row, I64(ROW)), I64(REPEATED))
         for k in wanted:
-            at = builder.add(start, I64(k * _HALF))
-            threshold = builder.load(address(context, builder, table[0], table[1], at, half))
-            threshold.align = 2
+            threshold = load_from(builder, table, builder.add(start, I64(k * _HALF)), half, 2)
             total = builder.sub(total, builder.sext(builder.icmp_signed(">", values, threshold), half))
         totals.append(total)
     return builder.shuffle_vector(*totals, indices(list(range(STEP))))
 
 
-@primitive
-def count_rows(typingctx: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
+@instruction(HALVES, HALVES, ANY, INDEX, INDEX)
+def count_rows(builder: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
     """Count the first seven thresholds of a row strictly below each lane.
 
     A table has rows of :data:`ROW` rising int16; the first 16 lanes have theirs in row ``first``, the others
     in ``second``. Gain that keeps the bisection: 1.2 times the speed of mxfp4 from bfloat16.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        table = signature.args[1], args[1]
-        if not x86_has("avx512bw"):
-            return _count_repeated(context, builder, table, args, range(7))
-        thresholds = _two_rows(context, builder, table, args[2:])
-        found = HALVES.lanes([0] * STEP)
-        for gap in (4, 2, 1):
-            places = builder.or_(found, HALVES.lanes([gap - 1] * STEP))
-            more = builder.or_(found, HALVES.lanes([gap] * STEP))
-            found = builder.select(_beyond(builder, args[0], thresholds, places), more, found)
-        return found
-
-    return HALVES(HALVES, table, types.uint64, types.uint64), codegen
+    if not x86_has("avx512bw"):
+        return _count_repeated(builder, x, table, (first, second), range(7))
+    thresholds, found = _two_rows(builder, table, (first, second)), HALVES.lanes([0] * STEP)
+    for gap in (4, 2, 1):
+        places = builder.or_(found, HALVES.lanes([gap - 1] * STEP))
+        more = builder.or_(found, HALVES.lanes([gap] * STEP))
+        found = builder.select(_beyond(builder, x, thresholds, places), more, found)
+    return found
 
 
-@primitive
-def above_last_of_rows(typingctx: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
+@instruction(HALVES, HALVES, ANY, INDEX, INDEX)
+def above_last_of_rows(builder: Any, x: Any, table: Any, first: Any, second: Any) -> Any:
     """Compare lanes with the eighth threshold of their rows: 1 or 0."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        table = signature.args[1], args[1]
-        if not x86_has("avx512bw"):
-            return _count_repeated(context, builder, table, args, range(7, 8))
-        thresholds = _two_rows(context, builder, table, args[2:])
-        beyond = _beyond(builder, args[0], thresholds, HALVES.lanes([7] * STEP))
-        return builder.zext(beyond, HALVES.lanes)
-
-    return HALVES(HALVES, table, types.uint64, types.uint64), codegen
+    if not x86_has("avx512bw"):
+        return _count_repeated(builder, x, table, (first, second), range(7, 8))
+    thresholds = _two_rows(builder, table, (first, second))
+    return builder.zext(_beyond(builder, x, thresholds, HALVES.lanes([7] * STEP)), HALVES.lanes)

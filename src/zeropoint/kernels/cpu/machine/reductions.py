@@ -5,70 +5,53 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .intrinsics import I32, primitive
-from .vector import DOUBLES, FLOATS, Vector, _tools, indices
+from .intrinsics import ANY, FIRST, I32, call, instruction
+from .vector import DOUBLES, FLOATS, Vector, indices
 
 
 def _reducer(name: str) -> Any:
     """Build a reduction over the lanes of unsigned integers."""
 
-    @primitive
-    def reduce(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            called = f"llvm.vector.reduce.{name}.v{x.count}i{x.lane.width}"
-            shape = ir.FunctionType(x.lane, [args[0].type])
-            return builder.call(_tools.get_or_insert_function(builder.module, shape, called), [args[0]])
-
-        return x.scalar(x), codegen
+    @instruction(lambda given: given[0].scalar, ANY)
+    def reduce(builder: Any, x: Any) -> Any:
+        lane = x.type.element
+        return call(builder, lane, f"llvm.vector.reduce.{name}.v{x.type.count}i{lane.width}", x)
 
     return reduce
 
 
 largest_lane, smallest_lane, sum_of_words = _reducer("umax"), _reducer("umin"), _reducer("add")
-
-
 largest_signed_lane, smallest_signed_lane = _reducer("smax"), _reducer("smin")
 """Of words that are signed, and given as words."""
 
 
-@primitive
-def any_lane(typingctx: Any, x: Any) -> Any:
+@instruction(types.boolean, ANY)
+def any_lane(builder: Any, x: Any) -> Any:
     """Return whether any lane of integers is not zero."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[0], ir.IntType(x.count * x.lane.width))
-        return builder.icmp_unsigned("!=", bits, bits.type(0))
-
-    return types.boolean(x), codegen
+    bits = builder.bitcast(x, ir.IntType(x.type.count * x.type.element.width))
+    return builder.icmp_unsigned("!=", bits, bits.type(0))
 
 
-@primitive
-def any_below(typingctx: Any, a: Any, b: Any) -> Any:
+@instruction(types.boolean, ANY, FIRST)
+def any_below(builder: Any, a: Any, b: Any) -> Any:
     """Whether any unsigned lane is less than the other vector's lane."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(builder.icmp_unsigned("<", *args), ir.IntType(a.count))
-        return builder.icmp_unsigned("!=", bits, bits.type(0))
-
-    return types.boolean(a, a), codegen
+    bits = builder.bitcast(builder.icmp_unsigned("<", a, b), ir.IntType(a.type.count))
+    return builder.icmp_unsigned("!=", bits, bits.type(0))
 
 
 def _adder(kind: Vector) -> Any:
     """Build the sum of float lanes in one order, a halving tree."""
 
-    @primitive
-    def add(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value, lanes = args[0], kind.count
-            while lanes > 1:
-                lanes //= 2
-                low, high = indices(list(range(lanes))), indices(list(range(lanes, 2 * lanes)))
-                value = builder.fadd(
-                    builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
-                )
-            return builder.extract_element(value, I32(0))
-
-        return kind.scalar(kind), codegen
+    @instruction(kind.scalar, kind)
+    def add(builder: Any, x: Any) -> Any:
+        value, lanes = x, kind.count
+        while lanes > 1:
+            lanes //= 2
+            low, high = indices(list(range(lanes))), indices(list(range(lanes, 2 * lanes)))
+            value = builder.fadd(
+                builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high)
+            )
+        return builder.extract_element(value, I32(0))
 
     return add
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
-from .intrinsics import I8, I32, I64, primitive, x86_has
+from .cache import GENERATED
+from .compilers import x86_has
+from .intrinsics import I8, I32, I64, device, kernel, primitive, tools
 
-_tools: Any = cgutils  # has no types
 _BaseTuple: Any = types.BaseTuple
 _FLUSH = 0x8040
 """Bits of MXCSR: subnormal results, and subnormal inputs, are zero."""
@@ -29,10 +29,10 @@ def _without_flushing(builder: Any, run: Any) -> None:
     if not x86_has("sse"):
         run()
         return
-    control = _tools.alloca_once(builder, I32)
+    control = tools.alloca_once(builder, I32)
     kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer()])
     load, store = (
-        _tools.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}mxcsr")
+        tools.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}mxcsr")
         for name in ("ld", "st")
     )
     place = builder.bitcast(control, I8.as_pointer())
@@ -63,6 +63,38 @@ def run_bundled(typingctx: Any, function: Any, args: Any) -> Any:
     return _parts(typingctx, function, args, bundled=True)
 
 
+def over_rows(rows: Any) -> Any:
+    """Build the kernel of a function, for :func:`run_parts`."""
+    function = _compiled(rows)
+
+    def call(*args: Any) -> Any:
+        return run_parts(function, args)
+
+    return _kernel_of(rows, call)
+
+
+def bundled(rows: Any) -> Any:
+    """Build the kernel of a function, for :func:`run_bundled`."""
+    function = _compiled(rows)
+
+    def call(*args: Any) -> Any:
+        return run_bundled(function, args)
+
+    return _kernel_of(rows, call)
+
+
+def _compiled(rows: Any) -> Any:
+    return rows if hasattr(rows, "py_func") else device(rows)
+
+
+def _kernel_of(rows: Any, call: Any) -> Any:
+    """Compile an entry point under its own name: all have one body."""
+    call.__module__, call.__doc__, call.__name__ = rows.__module__, rows.__doc__, rows.__name__
+    call.__qualname__ = f"{rows.__qualname__}.kernel"
+    setattr(call, GENERATED, call.__qualname__)
+    return kernel(call)
+
+
 def _parts(typingctx: Any, function: Any, args: Any, *, bundled: bool) -> Any:
     """Signature and code of a run's call; bundled: arguments are one tuple."""
     others = args.types[: len(args.types) - 4]
@@ -79,9 +111,9 @@ def _parts(typingctx: Any, function: Any, args: Any, *, bundled: bool) -> Any:
         if bundled:
             items = [context.make_tuple(builder, bundle, items)]
         shared = ir.LiteralStructType([*numbers, *(item.type for item in items)])
-        box = _tools.alloca_once(builder, shared)
+        box = tools.alloca_once(builder, shared)
         for n, value in enumerate([I64(0), I64(0), *rows, *items]):
-            builder.store(value, _tools.gep_inbounds(builder, box, 0, n))
+            builder.store(value, tools.gep_inbounds(builder, box, 0, n))
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer()])
         name = builder.module.get_unique_name("member_of_team")
         member = ir.Function(builder.module, kind, name)
@@ -96,7 +128,7 @@ def _parts(typingctx: Any, function: Any, args: Any, *, bundled: bool) -> Any:
                 begin = ir.FunctionType(ir.VoidType(), [kind.as_pointer(), I8.as_pointer(), I32, I32])
                 threads = builder.trunc(rows[2], I32)
                 builder.call(builder.inttoptr(team, begin.as_pointer()), [member, data, threads, I32(0)])
-        return builder.load(_tools.gep_inbounds(builder, box, 0, 1))
+        return builder.load(tools.gep_inbounds(builder, box, 0, 1))
 
     return types.int64(function, args), codegen
 
@@ -106,7 +138,7 @@ def _write_member(context: Any, member: Any, shared: Any, what: Any) -> None:
     sig, compiled = what
     builder = ir.IRBuilder(member.append_basic_block("entry"))
     box = builder.bitcast(member.args[0], shared.as_pointer())
-    ticket, largest, *places = (_tools.gep_inbounds(builder, box, 0, n) for n in range(len(shared.elements)))
+    ticket, largest, *places = (tools.gep_inbounds(builder, box, 0, n) for n in range(len(shared.elements)))
     first, last, parts, *args = map(builder.load, places)
     rows = builder.sub(last, first)
 
@@ -114,7 +146,7 @@ def _write_member(context: Any, member: Any, shared: Any, what: Any) -> None:
         return builder.add(first, builder.sdiv(builder.mul(rows, part), parts))
 
     def run() -> None:
-        number = _tools.alloca_once(builder, I64)
+        number = tools.alloca_once(builder, I64)
         builder.store(_take(builder, ticket), number)
         begin, after = builder.append_basic_block("run"), builder.append_basic_block("done")
         builder.cbranch(builder.icmp_signed("<", builder.load(number), parts), begin, after)

@@ -199,7 +199,14 @@ def _halves_at(x: Any, at: Any) -> Any:
     return load_lanes(x, at)
 
 
+@inlined
+def _no_halves(x: Any, at: Any) -> Any:
+    return halves_of(np.uint16(0))
+
+
 bits_at = by_dtype(float32=_words_at, uint16=_halves_at, int16=_halves_at)
+halves_at = by_dtype(float32=_no_halves, uint16=_halves_at, int16=_halves_at)
+"""A step of 16-bit floats; others never come there."""
 
 
 @inlined

@@ -17,15 +17,27 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
 from .float16 import narrowed, widened
-from .intrinsics import F32, F64, I8, I16, I32, I64, address, primitive
+from .intrinsics import (
+    ANY,
+    F32,
+    F64,
+    FIRST,
+    I8,
+    I16,
+    I32,
+    I64,
+    INDEX,
+    instruction,
+    load_from,
+    store_at,
+    stream_at,
+)
 
 # None of these has types.
-_tools: Any = cgutils
 _lower: Any = lower_builtin
 _typed: Any = infer_global
 _signature: Any = signature
@@ -65,7 +77,7 @@ DOUBLES = Vector("doubles", F64, STEP // 2, types.float64)
 LONGS = Vector("longs", I64, STEP // 4, types.uint64)
 
 
-def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
+def _define(symbol: Callable[..., Any], name: str, kind: Vector) -> None:
     """Let ``symbol`` work on two vectors of ``kind``."""
 
     @_typed(symbol)
@@ -74,7 +86,7 @@ def _define(symbol: Callable[..., Any], instruction: str, kind: Vector) -> None:
 
     @_lower(symbol, kind, kind)
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return getattr(builder, instruction)(*args)
+        return getattr(builder, name)(*args)
 
 
 for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
@@ -105,12 +117,9 @@ def in_all_lanes(builder: Any, scalar: Any, lanes: Any) -> Any:
 
 
 def _splatter(kind: Vector) -> Any:
-    @primitive
-    def splat(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return in_all_lanes(builder, args[0], kind.lanes)
-
-        return kind(kind.scalar), codegen
+    @instruction(kind, kind.scalar)
+    def splat(builder: Any, x: Any) -> Any:
+        return in_all_lanes(builder, x, kind.lanes)
 
     return splat
 
@@ -122,16 +131,13 @@ floats_of, words_of, halves_of, octets_of, doubles_of, longs_of = (
 
 
 def _joiner(kind: Vector) -> Any:
-    @primitive
-    def join(typingctx: Any, first: Any, second: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pair = ir.Constant(kind.lanes, ir.Undefined)
-            for lane, scalar in enumerate(args):
-                pair = builder.insert_element(pair, scalar, I32(lane))
-            half = kind.count // 2
-            return builder.shuffle_vector(pair, pair, indices([0] * half + [1] * half))
-
-        return kind(kind.scalar, kind.scalar), codegen
+    @instruction(kind, kind.scalar, kind.scalar)
+    def join(builder: Any, first: Any, second: Any) -> Any:
+        pair = ir.Constant(kind.lanes, ir.Undefined)
+        for lane, scalar in enumerate((first, second)):
+            pair = builder.insert_element(pair, scalar, I32(lane))
+        half = kind.count // 2
+        return builder.shuffle_vector(pair, pair, indices([0] * half + [1] * half))
 
     return join
 
@@ -140,131 +146,79 @@ two_floats, two_halves = _joiner(FLOATS), _joiner(HALVES)
 """A vector with one number in its first half and another in its second."""
 
 
-@primitive
-def load_lanes(typingctx: Any, array: Any, at: Any) -> Any:
+def _kind_of(given: Any) -> Any:
+    dtype = given[0].dtype
+    kind = next((k for k in (FLOATS, WORDS, DOUBLES, LONGS) if k.scalar == dtype), None)
+    return kind or {16: HALVES, 8: OCTETS}[dtype.bitwidth]
+
+
+@instruction(_kind_of, ANY, INDEX)
+def load_lanes(builder: Any, array: Any, at: Any) -> Any:
     """Load neighbors: 32 of 16 or 8 bits, 8 uint64, else 16."""
-    kind = next((k for k in (FLOATS, WORDS, DOUBLES, LONGS) if k.scalar == array.dtype), None)
-    kind = kind or {16: HALVES, 8: OCTETS}[array.dtype.bitwidth]
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = builder.load(address(context, builder, signature.args[0], args[0], args[1], kind.lanes))
-        value.align = 1
-        return value
-
-    return kind(array, types.uint64), codegen
+    (kind,) = (k for k in (FLOATS, WORDS, DOUBLES, LONGS, HALVES, OCTETS) if k.lane == array.type.pointee)
+    return load_from(builder, array, at, kind.lanes)
 
 
-@primitive
-def store_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
+@instruction(types.void, ANY, INDEX, ANY)
+def store_lanes(builder: Any, array: Any, at: Any, value: Any) -> None:
     """Store all lanes at ``array[at]``, any alignment."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = address(context, builder, signature.args[0], args[0], args[1], args[2].type)
-        builder.store(args[2], place).align = 1
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, value), codegen
+    store_at(builder, value, array, at)
 
 
-@primitive
-def stream_lanes(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
+@instruction(types.void, ANY, INDEX, ANY)
+def stream_lanes(builder: Any, array: Any, at: Any, value: Any) -> None:
     """Store 64 bytes at an aligned ``array[at]``, past the cache."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = address(context, builder, signature.args[0], args[0], args[1], args[2].type)
-        store = builder.store(args[2], place, align=64)
-        store.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, value), codegen
+    stream_at(builder, value, array, at, 64)
 
 
-@primitive
-def store_nibbles(typingctx: Any, array: Any, at: Any, codes: Any) -> Any:
+@instruction(types.void, ANY, INDEX, OCTETS)
+def store_nibbles(builder: Any, array: Any, at: Any, codes: Any) -> None:
     """Store the low nibbles of 32 octets as 16 bytes, low first."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        count = STEP // 2
-        pairs = ir.VectorType(I16, count)
-        value = builder.bitcast(args[2], pairs)
-        low = builder.and_(value, pairs([0x000F] * count))
-        high = builder.and_(builder.lshr(value, pairs([4] * count)), pairs([0x00F0] * count))
-        value = builder.trunc(builder.or_(low, high), ir.VectorType(I8, count))
-        place = address(context, builder, signature.args[0], args[0], args[1], value.type)
-        builder.store(value, place).align = 1
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, OCTETS), codegen
+    count = STEP // 2
+    pairs = ir.VectorType(I16, count)
+    value = builder.bitcast(codes, pairs)
+    low = builder.and_(value, pairs([0x000F] * count))
+    high = builder.and_(builder.lshr(value, pairs([4] * count)), pairs([0x00F0] * count))
+    store_at(builder, builder.trunc(builder.or_(low, high), ir.VectorType(I8, count)), array, at)
 
 
-@primitive
-def store_low_nibbles(typingctx: Any, array: Any, at: Any, codes: Any) -> Any:
+@instruction(types.void, ANY, INDEX, HALVES)
+def store_low_nibbles(builder: Any, array: Any, at: Any, codes: Any) -> None:
     """Store the low nibbles of 32 halves as 16 bytes, low first."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pairs = builder.bitcast(args[2], WORDS.lanes)
-        high = builder.and_(builder.lshr(pairs, _constant(WORDS, 12)), _constant(WORDS, 0xF0))
-        both = builder.or_(builder.and_(pairs, _constant(WORDS, 0xF)), high)
-        value = builder.trunc(both, ir.VectorType(I8, STEP // 2))
-        place = address(context, builder, signature.args[0], args[0], args[1], value.type)
-        builder.store(value, place).align = 1
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, HALVES), codegen
+    pairs = builder.bitcast(codes, WORDS.lanes)
+    high = builder.and_(builder.lshr(pairs, _constant(WORDS, 12)), _constant(WORDS, 0xF0))
+    both = builder.or_(builder.and_(pairs, _constant(WORDS, 0xF)), high)
+    store_at(builder, builder.trunc(both, ir.VectorType(I8, STEP // 2)), array, at)
 
 
-@primitive
-def store_nibble_pairs(typingctx: Any, array: Any, at: Any, first: Any, second: Any) -> Any:
+@instruction(types.void, ANY, INDEX, WORDS, WORDS)
+def store_nibble_pairs(builder: Any, array: Any, at: Any, first: Any, second: Any) -> None:
     """Store low nibbles of two vectors' words, first below second: 16 bytes."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        low = builder.and_(args[2], _constant(WORDS, 0xF))
-        both = builder.or_(low, builder.shl(args[3], _constant(WORDS, 4)))
-        value = builder.trunc(both, ir.VectorType(I8, STEP // 2))
-        place = address(context, builder, signature.args[0], args[0], args[1], value.type)
-        builder.store(value, place).align = 1
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, WORDS, WORDS), codegen
+    low = builder.and_(first, _constant(WORDS, 0xF))
+    both = builder.or_(low, builder.shl(second, _constant(WORDS, 4)))
+    store_at(builder, builder.trunc(both, ir.VectorType(I8, STEP // 2)), array, at)
 
 
-@primitive
-def store_low_octets(typingctx: Any, array: Any, at: Any, value: Any) -> Any:
+@instruction(types.void, ANY, INDEX, WORDS)
+def store_low_octets(builder: Any, array: Any, at: Any, value: Any) -> None:
     """Store the low bytes of 16 words."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        low = builder.trunc(args[2], ir.VectorType(I8, STEP // 2))
-        place = address(context, builder, signature.args[0], args[0], args[1], low.type)
-        builder.store(low, place).align = 1
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, WORDS), codegen
+    store_at(builder, builder.trunc(value, ir.VectorType(I8, STEP // 2)), array, at)
 
 
-@primitive
-def load_nibbles(typingctx: Any, array: Any, at: Any) -> Any:
+@instruction(OCTETS, ANY, INDEX)
+def load_nibbles(builder: Any, array: Any, at: Any) -> Any:
     """Load 16 bytes as 32 octets below 16, low nibble first."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        count = STEP // 2
-        place = address(context, builder, signature.args[0], args[0], args[1], ir.VectorType(I8, count))
-        value = builder.load(place)
-        value.align = 1
-        pairs = ir.VectorType(I16, count)
-        wide = builder.zext(value, pairs)
-        wide = builder.or_(wide, builder.shl(wide, pairs([4] * count)))
-        return builder.bitcast(builder.and_(wide, pairs([0x0F0F] * count)), OCTETS.lanes)
-
-    return OCTETS(array, types.uint64), codegen
+    count = STEP // 2
+    pairs = ir.VectorType(I16, count)
+    wide = builder.zext(load_from(builder, array, at, ir.VectorType(I8, count)), pairs)
+    wide = builder.or_(wide, builder.shl(wide, pairs([4] * count)))
+    return builder.bitcast(builder.and_(wide, pairs([0x0F0F] * count)), OCTETS.lanes)
 
 
-def _cast(source: Vector, target: Vector, instruction: str) -> Any:
-    @primitive
-    def cast(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, instruction)(args[0], target.lanes)
-
-        return target(source), codegen
+def _cast(source: Vector, target: Vector, convert: str) -> Any:
+    @instruction(target, source)
+    def cast(builder: Any, x: Any) -> Any:
+        return getattr(builder, convert)(x, target.lanes)
 
     return cast
 
@@ -273,28 +227,27 @@ bits_of, values_of = _cast(FLOATS, WORDS, "bitcast"), _cast(WORDS, FLOATS, "bitc
 wide_floats, narrow_doubles = _cast(FLOATS, DOUBLES, "fpext"), _cast(DOUBLES, FLOATS, "fptrunc")
 floats_of_integers = _cast(WORDS, FLOATS, "sitofp")
 octets_of_halves, halves_of_octets = _cast(HALVES, OCTETS, "trunc"), _cast(OCTETS, HALVES, "zext")
+pairs_of, halves_of_pairs = _cast(HALVES, WORDS, "bitcast"), _cast(WORDS, HALVES, "bitcast")
+"""Words of two halves each, even elements in low bits."""
 
 
-def _part(second: bool, source: Vector, convert: Callable[[Any, Any, Any], Any], target: Vector) -> Any:
+def _part(second: bool, source: Vector, convert: Callable[[Any, Any], Any], target: Vector) -> Any:
     """Build the conversion of the first or second 16 lanes."""
     half = STEP // 2
     lanes = list(range(half, STEP) if second else range(half))
 
-    @primitive
-    def part(typingctx: Any, x: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return convert(context, builder, builder.shuffle_vector(args[0], args[0], indices(lanes)))
-
-        return target(source), codegen
+    @instruction(target, source)
+    def part(builder: Any, x: Any) -> Any:
+        return convert(builder, builder.shuffle_vector(x, x, indices(lanes)))
 
     return part
 
 
-def _widen_octets(context: Any, builder: Any, x: Any) -> Any:
+def _widen_octets(builder: Any, x: Any) -> Any:
     return builder.zext(x, WORDS.lanes)
 
 
-def _widen_bfloat16(context: Any, builder: Any, x: Any) -> Any:
+def _widen_bfloat16(builder: Any, x: Any) -> Any:
     moved = builder.shl(builder.zext(x, WORDS.lanes), _constant(WORDS, 16))
     return builder.bitcast(moved, FLOATS.lanes)
 
@@ -307,38 +260,15 @@ first_octets, second_octets = (_part(second, OCTETS, _widen_octets, WORDS) for s
 """Half of 32 octets as words."""
 
 
-@primitive
-def pairs_of(typingctx: Any, x: Any) -> Any:
-    """View 32 halves as 16 words, even elements in low bits."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], WORDS.lanes)
-
-    return WORDS(HALVES), codegen
-
-
-@primitive
-def halves_of_pairs(typingctx: Any, x: Any) -> Any:
-    """Return 16 words of two halves each as 32 halves."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], HALVES.lanes)
-
-    return HALVES(WORDS), codegen
-
-
 def _narrow(target: Vector, shift: int) -> Any:
     """Build the conversion of 2 x 16 words to ``target``, from ``shift``."""
 
-    @primitive
-    def narrow(typingctx: Any, first: Any, second: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            both = builder.shuffle_vector(*args, indices(list(range(STEP))))
-            if shift:
-                both = builder.lshr(both, ir.VectorType(I32, STEP)([shift] * STEP))
-            return builder.trunc(both, target.lanes)
-
-        return target(WORDS, WORDS), codegen
+    @instruction(target, WORDS, WORDS)
+    def narrow(builder: Any, first: Any, second: Any) -> Any:
+        both = builder.shuffle_vector(first, second, indices(list(range(STEP))))
+        if shift:
+            both = builder.lshr(both, ir.VectorType(I32, STEP)([shift] * STEP))
+        return builder.trunc(both, target.lanes)
 
     return narrow
 
@@ -347,36 +277,24 @@ low_halves, high_halves, low_octets = _narrow(HALVES, 0), _narrow(HALVES, 16), _
 """The low 16, high 16 or low 8 bits of the first and last 16 elements."""
 
 
-@primitive
-def float16_of_floats(typingctx: Any, first: Any, second: Any) -> Any:
+@instruction(HALVES, FLOATS, FLOATS)
+def float16_of_floats(builder: Any, first: Any, second: Any) -> Any:
     """Round 2 x 16 floats to float16 bits, half to even."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        both = builder.shuffle_vector(*args, indices(list(range(STEP))))
-        return narrowed(context, builder, both)
-
-    return HALVES(FLOATS, FLOATS), codegen
+    return narrowed(builder, builder.shuffle_vector(first, second, indices(list(range(STEP)))))
 
 
-@primitive
-def shift_signed(typingctx: Any, x: Any, by: Any) -> Any:
+@instruction(FIRST, ANY, FIRST)
+def shift_signed(builder: Any, x: Any, by: Any) -> Any:
     """Shift halves or words right and fill with the sign."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ashr(*args)
-
-    return x(x, x), codegen
+    return builder.ashr(x, by)
 
 
 def _choice(comparison: str, symbol: str) -> Any:
     """Build the lane-wise ``a if a <symbol> b else b``."""
 
-    @primitive
-    def choose(typingctx: Any, a: Any, b: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.select(getattr(builder, comparison)(symbol, *args), *args)
-
-        return a(a, a), codegen
+    @instruction(FIRST, ANY, FIRST)
+    def choose(builder: Any, a: Any, b: Any) -> Any:
+        return builder.select(getattr(builder, comparison)(symbol, a, b), a, b)
 
     return choose
 
@@ -390,12 +308,9 @@ larger_signed, smaller_signed = _choice("icmp_signed", ">"), _choice("icmp_signe
 def _mask(comparison: str, symbol: str, kind: Vector, result: Vector) -> Any:
     """Build the lane-wise comparison that gives all ones or all zeros."""
 
-    @primitive
-    def compare(typingctx: Any, a: Any, b: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.sext(getattr(builder, comparison)(symbol, *args), result.lanes)
-
-        return result(kind, kind), codegen
+    @instruction(result, kind, kind)
+    def compare(builder: Any, a: Any, b: Any) -> Any:
+        return builder.sext(getattr(builder, comparison)(symbol, a, b), result.lanes)
 
     return compare
 
