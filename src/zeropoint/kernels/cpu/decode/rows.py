@@ -7,10 +7,10 @@ import numpy as np
 from ..encode.block_scales import combined, minifloat_value
 from ..encode.rows import parameter_row
 from ..machine.descriptor import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE, ZERO_OF_PRODUCT
-from ..machine.dispatch import by_dtype
 from ..machine.emit import stream_floats
 from ..machine.intrinsics import (
     bits32,
+    by_dtype,
     device,
     float32_of,
     narrow_half,

@@ -13,11 +13,19 @@ import numpy as np
 from ..encode.step_access import is_bfloat16
 from ..encode.steps import nearest_bits
 from ..machine.descriptor import CODEBOOK, FLOAT, INTEGER, ZERO_NONE, ZERO_OF_PRODUCT
-from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import address_of, bits32, device, float32_of, inlined, prefetch, shl32, shr32
-from ..machine.lane_folds import first_doubled, second_doubled
+from ..machine.intrinsics import (
+    address_of,
+    bits32,
+    by_dtype,
+    device,
+    float32_of,
+    inlined,
+    prefetch,
+    shl32,
+    shr32,
+)
 from ..machine.lookup import pick_floats, pick_halves
-from ..machine.reductions import largest_lane
+from ..machine.reductions import first_doubled, largest_lane, second_doubled
 from ..machine.vector import (
     HALF,
     WHOLE,

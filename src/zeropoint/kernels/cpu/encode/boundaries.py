@@ -26,8 +26,7 @@ from ..machine.descriptor import (
     TOWARD_ZERO,
     ZERO_NONE,
 )
-from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import amax16, device, inlined, scratch
+from ..machine.intrinsics import amax16, by_dtype, device, inlined, scratch
 from ..machine.lookup import REPEATED, ROW, above_last_of_rows, count_rows
 from ..machine.tile import FLOAT16, NOT_FINITE, TILE, factor_shift, halves_at, load, run_amax, widen_magnitude
 from ..machine.vector import (

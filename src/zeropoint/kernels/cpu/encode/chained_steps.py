@@ -15,8 +15,7 @@ import numpy as np
 from ..machine.descriptor import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, RECIPROCAL, ZERO_NONE
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, shr32
-from ..machine.lane_math import multiply_add
-from ..machine.reductions import any_below
+from ..machine.reductions import any_below, multiply_add
 from ..machine.tile import TILE
 from ..machine.vector import (
     WHOLE,

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import device, inlined
-from ..machine.lane_folds import (
+from ..machine.intrinsics import by_dtype, device, inlined
+from ..machine.reductions import (
     interleaved_pairs,
     larger_of_2,
     larger_of_4,

@@ -13,8 +13,7 @@ import numpy as np
 from ..machine.byte_vectors import store_bytes
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch
-from ..machine.lane_folds import first_lane, ninth_lane, swapped_by_1, swapped_by_2, swapped_by_4
-from ..machine.reductions import any_below
+from ..machine.reductions import any_below, first_lane, ninth_lane, swapped_by_1, swapped_by_2, swapped_by_4
 from ..machine.tile import TILE, fetch_ahead
 from ..machine.vector import (
     HALF,

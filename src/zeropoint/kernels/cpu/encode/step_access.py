@@ -4,9 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import inlined, prefetch
-from ..machine.lane_folds import even_lanes, odd_lanes
+from ..machine.intrinsics import by_dtype, inlined, prefetch
+from ..machine.reductions import even_lanes, odd_lanes
 from ..machine.vector import (
     HALF,
     first_bfloat16,

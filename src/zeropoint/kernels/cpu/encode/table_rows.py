@@ -7,9 +7,8 @@ import numpy as np
 from ....ops.lowering import UInt8, UInt64
 from ..machine.base3 import FIVE, emit_digits
 from ..machine.descriptor import BAD_VALUE, OK
-from ..machine.dispatch import by_dtype
 from ..machine.emit import emit_packed
-from ..machine.intrinsics import bits32, device, inlined, scratch
+from ..machine.intrinsics import bits32, by_dtype, device, inlined, scratch
 from ..machine.lookup import count_floats_above, count_halves_above
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes

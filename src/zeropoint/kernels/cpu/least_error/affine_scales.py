@@ -17,9 +17,8 @@ import numpy as np
 from ....ops.lowering import Flag, Float64, UInt64
 from ..encode.block_scales import rounded
 from ..machine.intrinsics import device, inlined, scratch
-from ..machine.lane_math import whole
 from ..machine.named_records import unpacker
-from ..machine.reductions import any_lane
+from ..machine.reductions import any_lane, whole
 from ..machine.tile import load
 from ..machine.vector import (
     above,

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..machine.intrinsics import device, inlined
-from ..machine.lane_math import multiply_add, whole
-from ..machine.reductions import sum_of_doubles
+from ..machine.reductions import least_lane, most_lane, multiply_add, sum_of_doubles, whole
 from ..machine.vector import (
     doubles_of,
     floats_of,
@@ -18,7 +17,7 @@ from ..machine.vector import (
     wide_floats,
 )
 from .lane_errors import add_row
-from .lanes import LANES, add_pairwise, code_of, exponent_of, least_lane, most_lane, power_of
+from .lanes import LANES, add_pairwise, code_of, exponent_of, power_of
 
 EIGHT, THREE, CHUNK = np.uint64(8), np.uint64(3), np.uint64(128)
 """Vectors of which float32 adds codes, and squares of codes, of up to 8 bits exactly."""

@@ -18,8 +18,7 @@ from ..machine.base3 import emit_digits
 from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch
-from ..machine.lane_math import integers
-from ..machine.reductions import any_lane
+from ..machine.reductions import any_lane, integers, least_lane, most_lane
 from ..machine.tile import NOT_FINITE, fetch_ahead, load
 from ..machine.vector import (
     WHOLE,
@@ -43,9 +42,7 @@ from .lanes import (
     is_nonfinite,
     is_zero,
     larger_magnitude,
-    least_lane,
     magnitudes,
-    most_lane,
     negative,
     where,
 )

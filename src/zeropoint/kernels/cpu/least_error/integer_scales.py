@@ -44,9 +44,8 @@ from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.step_access import Elements
 from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL
 from ..machine.intrinsics import device, inlined, scratch
-from ..machine.lane_math import multiply_add, whole
 from ..machine.named_records import unpacker
-from ..machine.reductions import any_lane
+from ..machine.reductions import any_lane, multiply_add, whole
 from ..machine.tile import NOT_FINITE, TILE
 from ..machine.vector import (
     above,

@@ -35,7 +35,6 @@ from ..machine.vector import (
     float16_of_floats,
     floats_of,
     floats_of_integers,
-    indices,
     larger,
     larger_bits,
     larger_signed,
@@ -99,25 +98,6 @@ def closest_quarters(builder: Any, words: Any) -> Any:
 
 def _halves(values: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return values[: len(values) // 2], values[len(values) // 2 :]
-
-
-def _extreme(symbol: str) -> Any:
-    """Build the extreme of lanes, faster than transposing 16 vectors."""
-
-    @instruction(types.float32, FLOATS)
-    def extreme(builder: Any, x: Any) -> Any:
-        value, count = x, FLOATS.count
-        while count > 1:
-            count //= 2
-            halves = [list(range(count)), list(range(count, 2 * count))]
-            a, b = (builder.shuffle_vector(value, value, indices(half)) for half in halves)
-            value = builder.select(builder.fcmp_ordered(symbol, a, b), a, b)
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
-
-    return extreme
-
-
-least_lane, most_lane = _extreme("<"), _extreme(">")
 
 
 @inlined

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..encode.block_scales import rounded
 from ..machine.intrinsics import device, inlined, scratch
-from ..machine.lane_math import multiply_add, whole
-from ..machine.reductions import sum_of_doubles
+from ..machine.reductions import most_lane, multiply_add, sum_of_doubles, whole
 from ..machine.tile import load
 from ..machine.vector import (
     above,
@@ -32,7 +31,7 @@ from ..machine.vector import (
     wide_floats,
 )
 from .lane_errors import add_errors, decode_lanes
-from .lanes import LANES, code_of, exponent_of, magnitudes, most_lane, power_of, where
+from .lanes import LANES, code_of, exponent_of, magnitudes, power_of, where
 
 _NONE, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 _CHUNK = np.uint64(1024)

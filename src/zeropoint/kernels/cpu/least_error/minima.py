@@ -10,8 +10,8 @@ import numpy as np
 from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.descriptor import OK
 from ..machine.intrinsics import device, scratch
-from ..machine.lane_math import root
 from ..machine.named_records import unpacker
+from ..machine.reductions import root
 from ..machine.vector import floats_of, load_lanes, store_lanes, words_of
 from .lanes import LANES, SUPER, is_zero, magnitudes, rounded, where
 from .line_search import Tries, fit_minima

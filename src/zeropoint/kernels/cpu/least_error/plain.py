@@ -13,8 +13,8 @@ import numpy as np
 from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.descriptor import OK
 from ..machine.intrinsics import bits32, device, float32_of, narrow_half, scratch
-from ..machine.lane_math import integers, root
 from ..machine.named_records import unpacker
+from ..machine.reductions import integers, root
 from ..machine.vector import above, bits_of, floats_of, load_lanes, store_lanes, values_of, words_of
 from .lanes import LANES, is_zero, magnitudes, rounded, sum_of_squares, where
 from .line_search import Tries, fit_minima, fit_signed

@@ -21,8 +21,7 @@ import numpy as np
 
 from ....ops.lowering import Flag, Float32, UInt64
 from ..machine.intrinsics import device, inlined
-from ..machine.lane_math import integers, multiply_add, root, whole
-from ..machine.reductions import sum_of_doubles
+from ..machine.reductions import integers, multiply_add, root, sum_of_doubles, whole
 from ..machine.vector import (
     bits_of,
     doubles_of,

@@ -12,9 +12,8 @@ from ..encode.elements import MAGIC
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, load64, narrow_half, scratch, store64, widen_half
-from ..machine.lane_math import integers
 from ..machine.named_records import unpacker
-from ..machine.reductions import any_lane
+from ..machine.reductions import any_lane, integers, most_lane
 from ..machine.vector import (
     above,
     bits_of,
@@ -37,7 +36,6 @@ from .lanes import (
     is_zero,
     larger_magnitude,
     magnitudes,
-    most_lane,
     rounded,
     rounded_within,
     transpose,

@@ -7,7 +7,7 @@ import numpy as np
 from ..machine.descriptor import BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, narrow_half, scratch, widen_half
-from ..machine.lane_math import integers, root
+from ..machine.reductions import integers, root
 from ..machine.vector import WHOLE, floats_of, load_lanes, low_octets, store_lanes, words_of
 from .lanes import LANES, ONE, SUPER, is_nonfinite, larger_magnitude, sum_of_squares, transpose
 

@@ -19,7 +19,7 @@ import numpy as np
 from ....ops.lowering import Flag, Float32, Float64, UInt64
 from ..machine.intrinsics import device, float64_of, inlined, scratch
 from ..machine.named_records import unpacker
-from ..machine.reductions import any_lane
+from ..machine.reductions import any_lane, most_lane
 from ..machine.tile import load
 from ..machine.vector import (
     above,
@@ -44,7 +44,7 @@ from .lane_errors import (
     decode_lanes,
     load_weights,
 )
-from .lanes import LANES, magnitudes, most_lane, narrowed, where
+from .lanes import LANES, magnitudes, narrowed, where
 from .powers import (
     LEAST_SUM,
     Power,

@@ -7,7 +7,7 @@ import numpy as np
 from ..encode.elements import EXPONENT, MAGIC
 from ..machine.descriptor import FLOAT
 from ..machine.intrinsics import device, inlined, shl32
-from ..machine.lane_math import integers, multiply_add
+from ..machine.reductions import integers, multiply_add
 from ..machine.vector import bits_of, floats_of, larger, larger_bits, load_lanes, smaller, values_of, words_of
 from .lanes import LANES, closest_quarters, picks_from_tables
 

@@ -39,9 +39,8 @@ from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.step_access import Elements, values_in_order
 from ..machine.descriptor import BAD_VALUE, INTEGER, MULTIPLY, OK, POWER
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
-from ..machine.lane_math import integers, multiply_add
 from ..machine.named_records import unpacker
-from ..machine.reductions import any_lane
+from ..machine.reductions import any_lane, integers, multiply_add
 from ..machine.tile import NOT_FINITE, TILE, block_amax, load
 from ..machine.vector import (
     WHOLE,

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import Flag, UInt64
-from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch
+from ..machine.intrinsics import bits32, by_dtype, device, float32_of, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.vector import (
     STEP,

