@@ -39,7 +39,7 @@ from zeropoint.formats.exact import Number, Special, decode, encode
 from zeropoint.params.tensors import parameter_names
 from zeropoint.schemes import DIALECTS, PRESETS, Scheme
 
-VERSION = 1
+VERSION = 2
 """Of the set: a byte of an existing case that changes takes a new one."""
 FOLDER = Path(__file__).parent
 Tensors = dict[str, torch.Tensor]

@@ -430,7 +430,7 @@ def test_flushing_subnormals_to_zero_changes_no_byte(scheme: str) -> None:
 def test_explanations_name_the_reason_of_each_refusal() -> None:
     cases = {
         ("int8", torch.float64): "float64", ("int12:g32", torch.float32): "wider than a byte",
-        ("int8:scale=search:round=half_away", torch.float32): "rounding half_away",
+        ("int8:round=stochastic(7)", torch.float32): "rounding stochastic",
         ("int8:overflow=error", torch.float32): "overflow",
     }  # fmt: skip
     for (scheme, dtype), reason in cases.items():

@@ -107,8 +107,8 @@ def named_layers(quantized: Sequence[str], kept: Sequence[str], family: Config) 
     models, and fails where there are none. It reads no experts.
 
     >>> names = [f"encoder.layer.{n}.attention.self.key" for n in (0, 1)]
-    >>> named_layers(names, ["encoder.layer.0.output.dense", "pooler.dense"], {})
-    {'block_name_to_quantize': '', 'modules_in_block_to_quantize': [['attention.self.key']]}
+    >>> named_layers(names, ["encoder.layer.0.output.dense"], {})["modules_in_block_to_quantize"]
+    [['attention.self.key', 'attention.output.key']]
     >>> named_layers(["model.layers.0.mlp.up_proj"], ["lm_head"], {})
     {}
     """

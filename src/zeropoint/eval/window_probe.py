@@ -29,7 +29,13 @@ class WindowProbe:
         return [{"input_ids": window[None]} for window in self.windows.given]
 
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:  # noqa: ARG002 (the protocol's)
-        """Return logits at the positions before scored tokens: (scored, vocabulary)."""
+        """Return logits at the positions before scored tokens: (scored, vocabulary).
+
+        Args:
+            found: a model that has run.
+            at: number of the batch in the pass.
+            batch: number of the batch in the probe.
+        """
         return found.logits(at, last=self.windows.scored + 1)[0, :-1]
 
     def answers(self) -> WindowAnswers:
