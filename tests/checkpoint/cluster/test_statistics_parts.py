@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from tests.oracles import synthetic_llama
 
 import zeropoint as zp
-from zeropoint.checkpoint.cluster.statistics_parts import PART, StatisticsRun, gather_part
+from zeropoint.checkpoint.cluster.statistics_parts import PART, StatisticsRun, gather_part, run_parts
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.run.executor import ExecutorError
 from zeropoint.errors import CalibrationError, CheckpointError, OptionError
@@ -73,6 +74,20 @@ def test_a_part_is_written_anew_after_a_process_was_lost(model: Path, tmp_path: 
         source=tmp_path / "none", given=ids(3), file=file, limits=Limits.default(1), gram=False
     )
     assert isinstance(gather_part(lost), CheckpointError)
+
+
+def test_a_node_with_another_file_system_is_named(model: Path, tmp_path: Path) -> None:
+    part = StatisticsRun(
+        source=model, given=ids(3), file=tmp_path / "0.safetensors", limits=Limits.default(1), gram=False
+    )
+    elsewhere = types.SimpleNamespace(
+        remote=lambda **_: lambda _: types.SimpleNamespace(remote=lambda part: part),
+        get=lambda _: "node7",
+        cancel=lambda *_, **__: None,
+        exceptions=types.SimpleNamespace(RayError=RuntimeError),
+    )
+    with pytest.raises(ExecutorError, match=r"host 'node7' writes to another .*every node mounts"):
+        run_parts(elsewhere, [part], 1, progress=False)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def gathered_on_cluster(
             replace(run, given=own, file=Path(folder, f"{number}.safetensors"), limits=limits)
             for number, own in enumerate(torch.split(ids, PART))
         ]
-        _run(ray, parts, threads, progress=progress)
+        run_parts(ray, parts, threads, progress=progress)
         return merged(source, [part.file for part in parts], path, overwrite=overwrite)
 
 
@@ -84,8 +84,8 @@ def _smallest_node(ray: Any) -> int:
     return min(filter(None, found))
 
 
-def _run(ray: Any, parts: Sequence[StatisticsRun], threads: int, *, progress: bool) -> None:
-    """Write the files of all parts."""
+def run_parts(ray: Any, parts: Sequence[StatisticsRun], threads: int, *, progress: bool) -> None:
+    """Write the files of all parts; ExecutorError where a node writes elsewhere."""
     remote = ray.remote(num_cpus=threads, max_retries=RETRIES)(gather_part)
     handles = [remote.remote(part) for part in parts]
     try:

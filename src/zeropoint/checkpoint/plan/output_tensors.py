@@ -194,7 +194,7 @@ class Output:
 
 
 UNIT_VALUES = 1 << 23
-"""Values of a unit: about a tenth of a second of work, which is what an interruption loses."""
+"""Values of a unit, about a tenth of a second of work. An interruption loses one unit a worker."""
 _WIDER = 2
 """Size of units of columns over units of rows: they read a piece of each row."""
 

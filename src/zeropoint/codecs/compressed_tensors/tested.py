@@ -56,7 +56,7 @@ def swept() -> list[dict[str, str]]:
 NO_LINEAR = "is no linear layer"
 """Mark in reasons: transformers gives quantized layers the model's own class."""
 UNCUT, ASKED = "fails where no such layer is quantized", "asks for the weight"
-"""Marks in reasons that hold for the layers of one plan, and not for the model type."""
+"""Marks in reasons about the layers of one plan; other plans of the model type may load."""
 TEXT_ALONE = "takes models of text alone"
 """Mark in reasons: transformers loads GPTQ files of models whose main input is ``input_ids``."""
 

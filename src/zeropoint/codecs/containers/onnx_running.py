@@ -20,7 +20,7 @@ from .protocol import GraphFiles, Samples
 DATA_INPUTS = {"Conv": (0,), "ConvTranspose": (0,), "Gemm": (0,), "MatMul": (1, 0)}
 """Data input of a node: the first, or the one that is not the weight."""
 SAMPLES, BATCH_BYTES = 16, 16 << 20
-"""Most samples of a batch where a graph takes any number, and most bytes of its layers' inputs."""
+"""Limits of a batch: samples, for graphs with a dynamic batch axis, and bytes of the layers' inputs."""
 _PROBLEM = "onnxruntime does not run the model", "quantize it to a scheme without static inputs"
 
 

@@ -98,7 +98,7 @@ class GraphFiles(NamedTuple):
 
 
 Samples: TypeAlias = "Callable[[Sequence[str]], Mapping[str, torch.Tensor]]"
-"""Function from the names of a graph's inputs to their tensors (samples, ...), or to one without a name."""
+"""Function of input names that returns a tensor (samples, ...) for each, or one unnamed tensor."""
 
 
 class Container(Protocol):

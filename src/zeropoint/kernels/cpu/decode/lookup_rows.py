@@ -16,7 +16,7 @@ from .rows import emit_values
 from .steps import put_picked
 
 SHARED, OF_BLOCK, OF_SIGN, OF_DIGIT = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
-"""Kinds of tables: one for all blocks, or one for each block, sign of the factor or digit."""
+"""Kinds of tables: one shared table, or one per block, per sign of the factor, or per digit."""
 LONGEST = 16
 """Most values of a code."""
 _ROOM = TILE + LONGEST

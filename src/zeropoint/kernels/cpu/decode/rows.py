@@ -34,7 +34,7 @@ from .steps import (
 )
 
 STREAMED = np.uint64(1 << 24)
-"""Bytes of a result that bypasses the cache, which would not hold it until it is read."""
+"""Results of at least so many bytes bypass the cache, which is too small for them."""
 LEAST_NORMAL, MOST = np.float32(2.0**-126), np.float32(2.0**127)
 """Between these, products are normal numbers that no rounding makes infinite."""
 

@@ -44,7 +44,7 @@ from .vector import (
 )
 
 FEW = np.uint64(4)
-"""Bytes of the run whose bytes hold four digits; runs of other lengths hold five a byte."""
+"""Length of the run with four digits a byte, in bytes. Other runs have five digits a byte."""
 FIVE = np.uint64(5)
 """Digits of a code, of base 3."""
 DIGITS: Any = np.array(
@@ -61,15 +61,16 @@ _SUPER = 256
 _BLOCK, _SECOND = np.uint64(_SUPER), np.uint64(20)
 """Such a block, and the first of its last 32 codes."""
 _PART = 3507
-"""``13 / 243`` in 65536ths: ``ceil(n * 256 / 243)`` is ``n + (n * _PART >> 16) + 1`` for n of 1 to 242."""
+"""Fixed-point ``13 / 243``, 16 bits: ``ceil(n * 256 / 243) == n + (n * _PART >> 16) + 1``, 1 <= n <= 242."""
 _EIGHT, _OCTET, _WORDS = ir.VectorType(I8, 8), ir.VectorType(I8, 16), ir.VectorType(I16, 16)
 _START = I64(0)
 _Body = Callable[[Any, Any, Any, Any], None]
 _LINE, _PAIRS = ir.VectorType(I8, LINE), ir.VectorType(I16, LINE // 2)
 FRACTIONS = [-(-(3**k << 16) // 243) * pow(257, -1, 1 << 16) % (1 << 16) for k in range(5)]
-"""By which a word of a code below 243 in both bytes becomes the fraction whose thirds are digit k.
+"""Factors that turn a code, repeated in both bytes of a word, into the 16-bit fraction of digit k.
 
-They are :math:`3^k 65536 / 243`, rounded up, times the inverse of 257."""
+Three times the fraction has the digit above its 16 bits. A factor is :math:`3^k 65536 / 243`, rounded up,
+times the inverse of 257. Codes are below 243."""
 
 
 def _lanes(builder: Any, value: Any, lanes: Any) -> Any:
