@@ -186,7 +186,13 @@ def near_misses(name: str, known: Iterable[str]) -> str:
     'did you mean float8?'
     """
     names = sorted(set(known))
+    close = closest(name, names)
+    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(names)}"
+
+
+def closest(name: str, known: Iterable[str]) -> list[str]:
+    """Return at most three of the known names that resemble one."""
+    names = sorted(set(known))
     # What begins with the name, as fp6_e3m2 with fp6, is likelier to be meant than what resembles it.
     begun = [known_name for known_name in names if len(name) > 2 and known_name.startswith(name.lower())]
-    close = begun[:3] or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(names)}"
+    return begun[:3] or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)

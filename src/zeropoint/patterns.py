@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .errors import PatternError, printable
+from .errors import PatternError, closest, printable
 
 REGEX = "re:"
 """What a pattern begins with that is a regular expression; any other is a glob."""
@@ -221,3 +221,19 @@ def _count(pattern: str) -> tuple[int, int]:
         elif kind is not None or part[0] == "." or not (part[0].isalnum() or part[0] in _PLAIN):
             groups[-1].literal = False
     return repeats, branches * groups[0].branches(pattern[groups[0].start :])
+
+
+def near_patterns(pattern: str, names: Iterable[str]) -> str:
+    """Return a clause of close patterns that match, or "".
+
+    >>> near_patterns("lm_head", ["model.lm_head", "model.layers.0.up_proj"])
+    'did you mean *.lm_head?'
+    """
+    known = dict[str, str]()
+    for name in names:
+        *before, last = name.split(".")
+        for place, part in enumerate(before):
+            known.setdefault(part, f"*.{part}.*" if place else f"{part}.*")
+        known |= {last: f"*.{last}", name: name}
+    close = closest(pattern.removeprefix(REGEX).strip(".*^$"), known)
+    return f"did you mean {' or '.join(known[word] for word in close)}?" if close else ""

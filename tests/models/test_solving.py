@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,12 @@ def test_a_weight_that_the_model_uses_past_its_layer_takes_a_method_without_data
     only = Solved()
     solve(model, x, [task for task in tasks if not task.name.endswith("past")], Steps(), only)
     assert torch.equal(found["0.last"].q.data, only["0.last"].q.data)
+    # A method that is given for this case alone does the same.
+    gptq, mse = method_named("gptq"), method_named("mse")
+    model[0].past.weight.data, given = floats["0.past"], Solved()
+    solve(model, x, [replace(task, method=gptq, without_data=mse) for task in tasks], Steps(), given)
+    assert given.methods == methods
+    assert all(torch.equal(given[name].q.data, result.q.data) for name, result in found.items())
 
 
 def test_a_part_that_reads_what_is_solved_later_is_computed_again() -> None:

@@ -74,7 +74,7 @@ def test_shapes_are_matched_axis_by_axis(shape: str, count: int | None) -> None:
             Rule(name="*.qqq.?", gives=FOUR),
             r"by name; known are encoder\.0\.up, encoder\.0\.down, encoder\.1\.up, stem and 1 more$",
         ),
-        (Rule(name="*.encodre.*", gives=FOUR), r"by name; did you mean encoder"),
+        (Rule(name="*.encodre.*", gives=FOUR), r"by name; did you mean encoder\.\*"),
         (Rule(types=("Lineal",), gives=FOUR), "matches no module by type; did you mean Linear"),
         (
             Rule(shape="*,7", gives=FOUR, place="r.yaml, line 3"),

@@ -47,6 +47,7 @@ class Calibration:
         solved, losses: codes of weights that were solved in the order in which they run, by layer, and their
             output errors.
         folds: channel folds of the model's parameters, by name.
+        without_inputs: layers of ``solved`` that no batch reached, with codes by a method without data.
         borrowed: layers of experts that no token reached, whose inputs have the largest parameters among
             the other experts of their layer.
     """
@@ -57,6 +58,7 @@ class Calibration:
     solved: Mapping[str, LayerResult] = field(default_factory=dict)
     losses: Mapping[str, Loss] = field(default_factory=dict)
     folds: Mapping[str, ChannelFold] = field(default_factory=dict)
+    without_inputs: tuple[str, ...] = ()
     borrowed: tuple[str, ...] = ()
 
     def __str__(self) -> str:

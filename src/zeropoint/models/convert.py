@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,8 @@ from ..functional import row_errors
 from ..methods import LayerData, LayerResult
 from ..methods.nearest import with_params
 from ..params import QuantizationParams
-from ..recipes import Activation, Assignment, Recipe, one_name
+from ..recipes import Activation, Assignment, Recipe, one_name, without_inputs
+from ..schemes import Scheme
 from ..training import FakeQuantize, Quantizer
 from .calibrate import Calibration, method_data
 from .conversion import Conversion, Converted, weight_bytes
@@ -176,6 +178,8 @@ class _Packer:
         """Return the layer that replaces ``prepared``, and its record."""
         layer, name, gives = prepared.layer, prepared.decision.subject.name, prepared.decision.gives
         assert gives is not None
+        if self._calibration is not None and name in self._calibration.without_inputs:
+            gives = replace(gives, method=without_inputs(cast(Scheme, gives.weight)))
         packed, off, size, tied_to = {}, 0.0, 0.0, ""
         before = weight_bytes(layer, self._counted)
         after = before

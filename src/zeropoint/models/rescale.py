@@ -87,7 +87,7 @@ class QuantizedReader:
     layer: str
     rows: torch.Tensor | None
     steps: tuple[Rescaling, ...]
-    reader: Callable[[torch.Tensor], ChannelReader]
+    reader: Callable[..., ChannelReader]
 
 
 def rescale(
@@ -120,7 +120,7 @@ def rescale(
             continue
         for step in sorted(steps.values(), key=lambda step: step.rank):
             readers = [
-                each.reader(now(each.layer) if each.rows is None else now(each.layer)[each.rows])
+                each.reader(weight=now(each.layer) if each.rows is None else now(each.layer)[each.rows])
                 if step in each.steps
                 else ChannelReader(weight=now(each.layer))
                 for each in own

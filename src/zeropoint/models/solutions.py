@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,10 +21,10 @@ class WeightTask:
     """A weight to quantize: a linear layer's, or some rows of it.
 
     name: of the weight, for results. number: of the weight among others. layer: of the module in the model.
-    rows: numbers of its rows; all if None. dtype: of the weight as it is quantized; the module's if
-    None. share: weights with the same text take one scale of the whole tensor. source: how inputs are
-    quantized where the model runs, or None. exact: whether codes are written with the scales that they were
-    solved with.
+    without_data: the method where no input reaches the layer; that is an error if None. rows: numbers of
+    its rows; all if None. dtype: of the weight as it is quantized; the module's if None. share: weights with
+    the same text take one scale of the whole tensor. source: how inputs are quantized where the model runs,
+    or None. exact: whether codes are written with the scales that they were solved with.
     """
 
     name: str
@@ -32,11 +32,20 @@ class WeightTask:
     layer: str
     scheme: Scheme
     method: Method
+    without_data: Method | None = None
     rows: torch.Tensor | None = None
     dtype: torch.dtype | None = None
     share: str | None = None
     source: nn.Module | None = None
     exact: bool = True
+
+
+def without_data(tasks: Iterable[WeightTask], layers: Collection[str]) -> list[WeightTask]:
+    """Return tasks, in ``layers`` with the method without data if any."""
+    return [
+        replace(task, method=task.without_data or task.method) if task.layer in layers else task
+        for task in tasks
+    ]
 
 
 def require_corrected(asked: Iterable[Method], tasks: Iterable[WeightTask]) -> None:
@@ -59,7 +68,7 @@ class Solutions(Protocol):
         """Return a task's earlier result, or None."""
 
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
-        """Take the result of a task."""
+        """Take the result of a task, with the method that it has."""
 
     def known_rescaling(self, block: str) -> RescaledBlock | None:
         """Return a block's earlier rescaling, or None."""
@@ -73,12 +82,14 @@ class Solved(dict[str, LayerResult]):
 
     Attributes:
         losses: by the same names.
+        methods: that have chosen them, by the same names.
         rescaled: how the channels of blocks are rescaled, by the names of these.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.losses: dict[str, Loss] = {}
+        self.methods: dict[str, Method] = {}
         self.rescaled: dict[str, RescaledBlock] = {}
 
     def known(self, task: WeightTask) -> LayerResult | None:
@@ -87,7 +98,7 @@ class Solved(dict[str, LayerResult]):
 
     def add(self, task: WeightTask, result: LayerResult, loss: Loss) -> None:
         """Keep a result and its loss."""
-        self[task.name], self.losses[task.name] = result, loss
+        self[task.name], self.losses[task.name], self.methods[task.name] = result, loss, task.method
 
     def known_rescaling(self, block: str) -> RescaledBlock | None:
         """Return how a block is rescaled, or None."""

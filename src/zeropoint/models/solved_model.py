@@ -14,7 +14,7 @@ from ..methods.chain import without_corrections
 from ..methods.channels import ChannelFold
 from ..methods.rotate import needs_checkpoint, rotation_of
 from ..ops.devices import CPU, device_of
-from ..recipes import Assignment, Recipe
+from ..recipes import Assignment, Quality, Recipe
 from .block_chain import Steps
 from .calibrate import Calibration, calibrate, require_batches
 from .dynamic_quantize import DynamicQuantize
@@ -58,7 +58,7 @@ def solved(
             static |= any(each is not None and not each.dynamic for each in (gives.input, gives.output))
             if gives.weight is not None and type(module) is nn.Linear:
                 asked.append(gives.weight_method)
-                tasks.append(_task(name, gives, module))
+                tasks.append(_task(name, gives, module, rules.quality))
         if tasks:
             require_corrected(asked, tasks)
             how = steps or Steps()
@@ -73,12 +73,15 @@ def solved(
         for parameter, added in result.changes.items():
             name = f"{layer}.{parameter}".lstrip(".")
             folds[name] = folds.get(name, ChannelFold()).then(ChannelFold(added=added))
-    return replace(ranges, solved=found, losses=found.losses, batches=len(batches), folds=folds)
+    alone = tuple(task.name for task in tasks if found.methods[task.name] != task.method)
+    return replace(
+        ranges, solved=found, losses=found.losses, batches=len(batches), folds=folds, without_inputs=alone
+    )
 
 
-def _task(name: str, gives: Assignment, layer: nn.Linear) -> WeightTask:
+def _task(name: str, gives: Assignment, layer: nn.Linear, quality: Quality | None) -> WeightTask:
     assert gives.weight is not None
-    method = gives.weight_method
+    method, without_data = gives.weight_method, gives.without_inputs(quality).weight_method
     if rotation_of(method) is not None:
         raise UnsupportedError(needs_checkpoint(method))
     dynamic = gives.input is not None and gives.input.dynamic
@@ -87,6 +90,7 @@ def _task(name: str, gives: Assignment, layer: nn.Linear) -> WeightTask:
         layer=name,
         scheme=gives.weight,
         method=method if "bias" in dict(layer.named_parameters()) else without_corrections(method),
+        without_data=None if without_data == method else without_data,
         source=DynamicQuantize(gives.input) if dynamic and gives.input is not None else None,
     )
 

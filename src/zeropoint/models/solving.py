@@ -19,14 +19,13 @@ import torch
 from torch import nn
 
 from ..errors import CalibrationError, ZeropointError
-from ..methods import LayerData, LayerResult, Loss, Method
+from ..methods import LayerData, LayerResult, Loss
 from ..methods.chain import rounding_of, start_of, without_rescalings
 from ..methods.channels import ChannelFold, rescalings_of
 from ..methods.method import CROSS, SUMS
 from ..methods.rescaling import ChannelReader
 from ..methods.signround import Sides
 from ..progress import counted
-from ..schemes import Scheme
 from .absorbers import BlockProbe
 from .block_chain import BlockChain, Steps, blocks_of, in_threads, keeping
 from .block_rounding import BegunWeight, of_block, rounded_together
@@ -47,7 +46,7 @@ from .rescale import (
 )
 from .site_inputs import EVERY, Shelf, SiteInputs, kin_of, loss_on
 from .sites import Site, sites_of
-from .solutions import Solutions, WeightTask, by_block
+from .solutions import Solutions, WeightTask, by_block, without_data
 from .stage_inputs import StageInputs
 
 See = Callable[[str, torch.Tensor], None]
@@ -165,7 +164,7 @@ class _Block:
             QuantizedReader(
                 layer=task.layer, rows=task.rows, steps=rescalings_of(task.method),
                 reader=functools.partial(
-                    _reader, scheme=task.scheme, method=rounding_of(task.method, task.scheme),
+                    ChannelReader, scheme=task.scheme, method=rounding_of(task.method, task.scheme),
                     source=task.source,
                 ),
             )
@@ -283,6 +282,8 @@ class _Block:
                     sites.append(replace(site, readers=fresh))
             if not missing:
                 return tuple(sites)
+        kin = {kin_of(name) for site in sites for name in site.readers}
+        self._tasks = without_data(self._tasks, {name for name in missing if kin_of(name) not in kin})
         reading = {task.layer for task in self._tasks if task.method.takes}
         first = sites[0].stage if sites else 0  # so that others are solved on what these give
         alone = (Site(readers=(name,), stage=first) for name in missing if name not in reading)
@@ -434,12 +435,6 @@ class _Block:
         for name, added in result.changes.items():
             own = self._layers[task.layer].get_parameter(name).detach()
             own[rows] = ChannelFold(added=added.to(own.device)).of(own[rows])
-
-
-def _reader(
-    weight: torch.Tensor, *, scheme: Scheme, method: Method, source: nn.Module | None
-) -> ChannelReader:
-    return ChannelReader(weight=weight, scheme=scheme, method=method, source=source)
 
 
 def _weight(module: nn.Module) -> torch.Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import RecipeError, near_misses, printable
 from ..methods import method_named
-from ..patterns import REGEX, name_pattern
+from ..patterns import name_pattern, near_patterns
 from .assignment import Assignment
 from .quality import Quality
 
@@ -158,12 +158,8 @@ def _of_dtype(rule: Rule, subject: Subject) -> bool:
 
 def _closest_names(rule: Rule, subjects: Sequence[Subject]) -> str:
     names = [subject.name for subject in subjects[:_COMPARED]]
-    parts = {part for name in names for part in name.split(".") if not part.isdigit()}
-    hint = near_misses(rule.name.removeprefix(REGEX).strip("*."), {*names, *parts})
-    if hint.startswith("did you mean"):
-        return hint
     more = f" and {len(subjects) - _SHOWN:,} more" if len(subjects) > _SHOWN else ""
-    return f"known are {', '.join(names[:_SHOWN])}{more}"
+    return near_patterns(rule.name, names) or f"known are {', '.join(names[:_SHOWN])}{more}"
 
 
 def _closest_types(rule: Rule, subjects: Sequence[Subject]) -> str:

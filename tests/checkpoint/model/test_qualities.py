@@ -122,6 +122,50 @@ def test_an_embedding_gets_the_method_without_data_and_the_report_names_it(
         zp.quantize_checkpoint(wide, tmp_path / "other", "q4_k_m", method=others, **given)
 
 
+def test_a_vision_tower_is_quantized_without_data_and_blocks_are_of_the_text(tmp_path: Path) -> None:
+    """Its list of blocks is the longer one, and no token reaches it."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=512),
+        vision_config=transformers.CLIPVisionConfig(**sizes, num_hidden_layers=4, image_size=28),
+        vision_feature_layer=-1,
+    )
+    torch.manual_seed(0)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(tmp_path / "in")
+    options = {"calibration": ids(), "ignore": "*.lm_head", "force": True}
+    result = zp.quantize_checkpoint(tmp_path / "in", tmp_path / "a", "int4:g64", quality="good", **options)
+    methods = {weight.module: weight.method for weight in result.plan.weights}
+    text = {name for name, method in methods.items() if method == GOOD[0]}
+    assert len(text) == 2 * 7
+    assert all("language_model" in name for name in text)
+    assert {methods[name] for name in methods.keys() - text} == {"mse"}
+    (fell,) = (note for note in result.notes if "falls back" in note)
+    assert fell.startswith(f"quality='good' falls back on mse for {len(methods) - 14} weights without inputs")
+    assert zp.verify_checkpoint(tmp_path / "a", tmp_path / "in").ok
+    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "b", "int4:g64", quality="fast", ignore="*.lm_head")
+    good, fast = (tensors_of(tmp_path / name) for name in "ab")
+    same = {name for name in fast if torch.equal(good[name], fast[name])}
+    assert {name.rpartition(".")[0] for name in fast.keys() - same} == text
+    with pytest.raises(zp.CalibrationError, match=r"received no calibration data.*another method by a rule"):
+        zp.quantize_checkpoint(tmp_path / "in", tmp_path / "c", "int4:g64", method="gptq", **options)
+
+
+def test_experts_that_no_linear_layer_holds_are_quantized_without_data(tmp_path: Path) -> None:
+    config = transformers.Llama4TextConfig(
+        hidden_size=64, intermediate_size=64, intermediate_size_mlp=64, num_hidden_layers=2, vocab_size=512,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=32, num_local_experts=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Llama4ForCausalLM(config).save_pretrained(tmp_path / "in")
+    options = {"calibration": ids(), "ignore": "lm_head", "force": True}
+    result = zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", "int4:g64", quality="good", **options)
+    methods = {weight.module: weight.method for weight in result.plan.weights}
+    assert {method for name, method in methods.items() if ".experts." in name} == {"mse"}
+    assert methods["model.layers.1.self_attn.q_proj"] == GOOD[0]
+    assert sum("falls back on mse for 4 weights without inputs" in note for note in result.notes) == 1
+    assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").ok
+
+
 def test_scales_less_their_mean_are_solved_for_and_less_is_lost(wide: Path, tmp_path: Path) -> None:
     """The mean is that of the scales of the solved weight, which the file subtracts from them."""
     losses = {}

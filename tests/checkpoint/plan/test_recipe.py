@@ -172,7 +172,7 @@ def test_strict_asks_about_transposed_weights_too(tmp_path: Path) -> None:
     [
         (
             "rules:\n  - name: '*.up_porj'\n    preset: w8a8\n",
-            r"^r.yaml, line 2: rule .* by name; did you mean up_proj",
+            r"^r.yaml, line 2: rule .* by name; did you mean \*\.up_proj",
         ),
         ("rules:\n  - dtype: bfloat61\n    preset: w8a8\n", "by dtype; did you mean float32"),
         ("rules:\n  - dtype: BF16\n    preset: w8a8\n", "by dtype; write bfloat16, as torch spells it"),

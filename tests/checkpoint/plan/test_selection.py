@@ -265,6 +265,8 @@ def test_a_regular_expression_matches_from_the_start(tmp_path: Path) -> None:
 def test_a_pattern_that_matches_nothing_is_answered_with_near_misses(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"pattern 'lm_haed' matches no tensor .* did you mean lm_head"):
         plan(tmp_path, {"lm_head.weight": weight(8, 32)}, ignore=("lm_haed",))
+    with pytest.raises(CheckpointError, match=r"pattern 'lm_head' matches .* did you mean \*\.lm_head\?"):
+        plan(tmp_path, {"language_model.lm_head.weight": weight(8, 32)}, ignore=("lm_head",))
 
 
 def test_every_idle_pattern_is_named(tmp_path: Path) -> None:

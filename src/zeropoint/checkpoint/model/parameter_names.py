@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 from ...architectures import expert_layout, expert_parts
 from ...errors import UnsupportedError, printable
 from ...libraries import reading
+from ...methods.channels import ChannelFold
 from ...models import QuantizedLinear, SplitExperts
 from ..plan.expert_matrices import holder_of
 from ..plan.selection import module_of
@@ -172,3 +173,23 @@ def _reverted(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, t
     with reading(what, "save the model with save_pretrained to see why", UnsupportedError):
         reverted: dict[str, torch.Tensor] = loading.revert_weight_conversion(model, tensors)
     return reverted
+
+
+def folds_in_files(
+    root: nn.Module, places: Iterable[WeightRows], folds: Mapping[str, ChannelFold]
+) -> dict[str, ChannelFold]:
+    """Return the channel folds of file tensors, from model parameters'."""
+    found, left = dict[str, ChannelFold](), dict(folds)
+    for own in places:
+        bias = folds.get(f"{own.layer}{BIAS}")
+        if bias is not None and bias.added is not None:
+            left.pop(f"{own.layer}{BIAS}", None)
+            rows = None if bias.rows is None else bias.rows[own.index]
+            found[f"{own.module}{BIAS}"] = replace(bias, rows=rows, added=bias.added[own.index])
+        fold = folds.get(f"{own.layer}{WEIGHT}")
+        left.pop(f"{own.layer}{WEIGHT}", None)
+        if fold is not None:
+            rows = None if fold.rows is None else fold.rows[own.index]
+            found[f"{own.module}{WEIGHT}"] = replace(fold, rows=rows)
+    names = file_names(root, left)
+    return found | {names[name]: fold for name, fold in left.items()}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -184,13 +184,25 @@ def _require_runnable(source: Source, remedy: str) -> None:
 
 
 def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:
-    """Return the names of a model's blocks: the longest outermost ModuleList."""
+    """Return the names of a model's blocks: the longest outermost ModuleList.
+
+    Of a model with parts, such as a vision tower, it is in the part that has the embeddings of tokens.
+    """
+    place, inside = _name_of(model, cast(Any, model).get_input_embeddings()), dict[str, nn.ModuleList]()
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
     outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)}
+    while place and not inside:
+        place = place.rpartition(".")[0]
+        inside = {name: m for name, m in outer.items() if not place or name.startswith(f"{place}.")}
+    outer = inside or outer
     name = max(outer, key=lambda name: len(outer[name]), default=None)
     if name is None or not len(outer[name]):
         raise UnsupportedError(f"{type(model).__name__} has no list of blocks; {remedy}")
     return tuple(f"{name}.{key}" for key, _ in outer[name].named_children())
+
+
+def _name_of(model: nn.Module, wanted: nn.Module | None) -> str:
+    return next((name for name, module in model.named_modules() if module is wanted), "")
 
 
 def _spare_memory(limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches) -> int:

@@ -37,16 +37,16 @@ from ...models.solutions import WeightTask, require_corrected
 from ...models.solving import solve
 from ...ops.devices import CPU
 from ...tensor import QuantizedTensor
-from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, with_folds
+from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, remade
 from ..plan.identity import ASKED, identity, require_same, stamps
-from ..plan.learned_data import solving_scheme, unlearned_cache
+from ..plan.learned_data import of_no_inputs, solving_scheme, unlearned_cache, without_data
 from ..plan.limits import Limits, give_back
 from ..plan.output_tensors import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
 from ..read.storage import Place, shown
 from .cache_scales import LearnedCache, without_scales
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
-from .parameter_names import BIAS, WEIGHT, WeightRows, file_names
+from .parameter_names import BIAS, WeightRows, folds_in_files
 from .running_model import RunningModel, running
 from .tokens import Given
 
@@ -140,7 +140,7 @@ def solved(
     with running(plan.source, given, plan.limits, remedy=_REMEDY, seen=plan.seen) as model:
         ids = b"".join(batch["input_ids"].cpu().numpy().tobytes() for batch in model.batches)
         kept.begin({**identity(plan), **stamps(plan), "tokens": hashlib.sha256(ids).hexdigest()})
-        tasks, limits = _tasks(plan, model.rows), plan.limits
+        (tasks, missing), limits = _tasks(plan, model.rows), plan.limits
         memo = model.spare - _memory_of(tasks, model, limits)
         if memo < 0:
             raise CheckpointError(
@@ -164,37 +164,22 @@ def solved(
         require_corrected((method_named(weight.method) for weight in plan.weights), tasks)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"].cpu()
-        folds = _in_files(model, kept.folds(tasks, model.root))
-    if folds:
-        plan = with_folds(plan, folds)
+        folds = folds_in_files(model.root, model.rows, kept.folds(tasks, model.root))
+    alone = kept.without_data(tasks) | {weight.module for weight in missing}
+    if folds or alone:
+        names = frozenset(weight.source.name for weight in plan.weights if weight.module in alone)
+        plan = remade(plan, folds=folds, without_inputs=names)
     if cache is not None:
         plan = cache.added_to(plan)
     notes = (
         *plan.notes,
+        *of_no_inputs(plan),
         *of_rescaling(kept.rescalings),
         *of_corrections(plan, kept.corrected),
         *kept.notes(),
         *outside_of_blocks(tasks, kept.losses),
     )
     return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
-
-
-def _in_files(model: RunningModel, folds: Mapping[str, ChannelFold]) -> dict[str, ChannelFold]:
-    """Return the channel folds of file tensors, from model parameters'."""
-    found, left = dict[str, ChannelFold](), dict(folds)
-    for own in model.rows:
-        bias = folds.get(f"{own.layer}{BIAS}")
-        if bias is not None and bias.added is not None:
-            left.pop(f"{own.layer}{BIAS}", None)
-            rows = None if bias.rows is None else bias.rows[own.index]
-            found[f"{own.module}{BIAS}"] = replace(bias, rows=rows, added=bias.added[own.index])
-        fold = folds.get(f"{own.layer}{WEIGHT}")
-        left.pop(f"{own.layer}{WEIGHT}", None)
-        if fold is not None:
-            rows = None if fold.rows is None else fold.rows[own.index]
-            found[f"{own.module}{WEIGHT}"] = replace(fold, rows=rows)
-    names = file_names(model.root, left)
-    return found | {names[name]: fold for name, fold in left.items()}
 
 
 _OVERHEAD = 768 << 20
@@ -264,18 +249,21 @@ def _passing(tasks: Iterable[WeightTask], model: RunningModel) -> int:
     return tokens * item * (model.width + max(features.values(), default=0))
 
 
-def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]:
-    """Return a task for each weight in a Linear layer.
+def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> tuple[list[WeightTask], list[Output]]:
+    """Return tasks for weights of Linear layers, and weights that fall back.
 
     Raises UnsupportedError for another weight whose method needs statistics of inputs.
     """
     places = {found.module: found for found in rows}
-    tasks = []
+    tasks, missing = list[WeightTask](), list[Output]()
     for number, weight in enumerate(plan.weights):
         own, layer = places.get(weight.module), weight.layer
-        method = unrotated(method_named(weight.method))
+        method, alone = unrotated(method_named(weight.method)), without_data(plan, weight)
         if own is None:
             if not method.needs:
+                continue
+            if alone is not None:
+                missing.append(weight)
                 continue
             raise UnsupportedError(
                 f"{printable(weight.module)} is no Linear layer of the model, and has no statistics of "
@@ -291,6 +279,7 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
                 layer=own.layer,
                 scheme=solving_scheme(layer),
                 method=method,
+                without_data=alone,
                 rows=_in_file(weight, own.index),
                 dtype=weight.dtype,
                 share=weight.share,
@@ -298,7 +287,7 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> list[WeightTask]
                 source=DynamicQuantize(source) if source is not None and source.dynamic else None,
             )
         )
-    return tasks
+    return tasks, missing
 
 
 def _in_file(weight: Output, index: torch.Tensor) -> torch.Tensor:
@@ -318,6 +307,7 @@ class SolvedFolder:
         self.losses: dict[str, Loss] = {}
         self._rescaled: dict[str, RescaledBlock] = {}
         self._changes: dict[str, Mapping[str, torch.Tensor]] = {}
+        self._methods: dict[str, str] = {}
 
     def begin(self, fields: Mapping[str, str]) -> None:
         """Write the identity of the run, or compare an existing one.
@@ -346,8 +336,9 @@ class SolvedFolder:
         result = result.on(CPU)
         loss = loss if task.exact else replace(loss, outputs=None)
         self.losses[task.name], self._changes[task.name] = loss, result.changes
+        self._methods[task.name] = task.method.name
         changes = {name: packed_numbers(added) for name, added in result.changes.items()}
-        text = json.dumps({**asdict(loss), "changes": changes})
+        text = json.dumps({**asdict(loss), "changes": changes, "method": task.method.name})
         self.write(self._loss(task), lambda draft: draft.write_text(text, encoding="utf-8"))
         self.write(self._codes(task), result.q.save)
 
@@ -357,6 +348,7 @@ class SolvedFolder:
             q = QuantizedTensor.load(self._codes(task))
             said = json.loads(self._loss(task).read_text(encoding="utf-8"))
             changes = {name: unpacked_numbers(text) for name, text in said.pop("changes").items()}
+            method = str(said.pop("method"))
             loss = Loss(**said)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
@@ -364,7 +356,7 @@ class SolvedFolder:
         outputs = None if known is None else OutputError(**known)
         together = None if loss.together is None else (loss.together[0], loss.together[1])
         self.losses[task.name] = replace(loss, notes=tuple(loss.notes), outputs=outputs, together=together)
-        self._changes[task.name] = changes
+        self._changes[task.name], self._methods[task.name] = changes, method
         return LayerResult(q=q, changes=changes)
 
     def known_rescaling(self, block: str) -> RescaledBlock | None:
@@ -393,6 +385,10 @@ class SolvedFolder:
     def corrected(self) -> Collection[str]:
         """The names of weights next to which another parameter is corrected."""
         return {name for name, changes in self._changes.items() if changes}
+
+    def without_data(self, tasks: Iterable[WeightTask]) -> set[str]:
+        """Return the names of weights that no input reached."""
+        return {task.name for task in tasks if self._methods[task.name] != task.method.name}
 
     def folds(self, tasks: Iterable[WeightTask], root: nn.Module) -> dict[str, ChannelFold]:
         """Return the factors and corrections of model parameters, by name."""

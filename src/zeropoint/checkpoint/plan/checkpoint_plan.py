@@ -328,23 +328,20 @@ def make_plan(
     return plan
 
 
-def with_folds(plan: CheckpointPlan, folds: Mapping[str, ChannelFold]) -> CheckpointPlan:
-    """Return the same plan for the model with rescaled channels.
+def remade(
+    plan: CheckpointPlan, *, folds: Mapping[str, ChannelFold], without_inputs: frozenset[str]
+) -> CheckpointPlan:
+    """Return the same plan after a run of the model.
 
-    folds: what tensors are multiplied with, by name. Raises what :func:`make_plan` and
+    folds, without_inputs: see :func:`make_plan` and :class:`Selection`. Raises what :func:`make_plan` and
     :func:`~.rescaled.rescaled_floats` raise.
     """
+    chosen = replace(plan.selection, without_inputs=without_inputs)
     made = make_plan(
-        plan.source, plan.recipe, selection=plan.selection, limits=plan.limits, codec=plan.codec, folds=folds
+        plan.source, plan.recipe, selection=chosen, limits=plan.limits, codec=plan.codec, folds=folds
     )
-    return replace(
-        made,
-        statistics=plan.statistics,
-        solved=plan.solved,
-        limits=plan.limits,
-        notes=plan.notes,
-        asked=plan.asked,
-    )
+    made = replace(made, statistics=plan.statistics, solved=plan.solved, asked=plan.asked)
+    return replace(made, limits=plan.limits, notes=plan.notes)
 
 
 def _require_source(source: Source, selection: Selection, codec: Codec) -> None:

@@ -69,8 +69,8 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     """Return the decision about every tensor of ``source``, in order.
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
-    the recipe gives by default. codec: what the files are written in. Embeddings, which have no inputs to
-    learn from, get the method that the quality of the recipe has without data.
+    the recipe gives by default. codec: what the files are written in. Embeddings, and others that have
+    no inputs to learn from, get the method that the quality of the recipe has without data.
 
     Raises RecipeError when a rule has no effect, or gives a scheme to nothing that can be quantized;
     CheckpointError when an include pattern names nothing that can be, or, under strict, when a linear weight
@@ -84,7 +84,8 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         return None if rule.gives is None or not_a_weight(entry) else layers.of(rule.gives, entry.use)
 
     def method_of(gives: Assignment, entry: TensorEntry) -> str:
-        quality = recipe.quality if is_embedding(entry, entries, config) else None
+        alone = entry.name in selection.without_inputs or is_embedding(entry, entries, config)
+        quality = recipe.quality if alone else None
         return gives.without_inputs(quality).method or NEAREST
 
     def decided(entry: TensorEntry) -> TensorDecision:

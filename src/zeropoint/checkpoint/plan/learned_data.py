@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,10 @@ from ...codecs.model_format import WEIGHTED
 from ...codecs.protocol import LayerScheme
 from ...codecs.stored_forms import RowOrder
 from ...errors import CalibrationError, all_of, count, option, printable
-from ...methods import NEAREST, LayerData, method_named
+from ...methods import NEAREST, LayerData, Method, method_named
 from ...methods.channels import needs_model
 from ...methods.method import MEAN_SQUARE
-from ...recipes import PickedMethod, Quality, picked
+from ...recipes import PickedMethod, Quality, picked, without_inputs
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from .checkpoint_plan import CheckpointPlan, kinds_of
@@ -153,18 +153,35 @@ def of_lower_quality(plan: CheckpointPlan) -> Iterator[str]:
         if pick.refusal and pick.method == method:
             asked = option("quality", str(quality))
             yield f"{asked} falls back on {method} for {layer}: {pick.refusal}"
-    yield from _without_inputs(plan, quality)
+    yield from _of_embeddings(plan, quality)
 
 
-def _without_inputs(plan: CheckpointPlan, quality: Quality) -> Iterator[str]:
+def _of_embeddings(plan: CheckpointPlan, quality: Quality) -> Iterator[str]:
     """Yield a sentence about embeddings, which have no inputs to learn from."""
     entries, config = plan.source.entries, plan.source.config or {}
+    fell = (
+        (decision.method, decision.entry.name)
+        for decision in plan.decisions
+        if decision.layer is not None
+        and _picked(quality, decision.layer).method != decision.method
+        and is_embedding(decision.entry, entries, config)
+    )
+    yield from _fallen(fell, quality)
+
+
+def of_no_inputs(plan: CheckpointPlan) -> Iterator[str]:
+    """Yield a sentence about weights without inputs in a run."""
+    names = plan.selection.without_inputs
+    if names and plan.recipe.quality is not None:
+        found = ((d.method, d.entry.name) for d in plan.decisions if d.entry.name in names)
+        yield from _fallen(found, plan.recipe.quality)
+
+
+def _fallen(methods: Iterable[tuple[str, str]], quality: Quality) -> Iterator[str]:
+    """Yield a sentence for each method, of methods and weight names."""
     found: dict[str, list[str]] = {}
-    for decision in plan.decisions:
-        if decision.layer is None or _picked(quality, decision.layer).method == decision.method:
-            continue
-        if is_embedding(decision.entry, entries, config):
-            found.setdefault(decision.method, []).append(decision.entry.name)
+    for method, name in methods:
+        found.setdefault(method, []).append(name)
     for method, names in found.items():
         yield (
             f"{option('quality', str(quality))} falls back on {method} for {count(len(names), 'weight')} "
@@ -174,6 +191,17 @@ def _without_inputs(plan: CheckpointPlan, quality: Quality) -> Iterator[str]:
 
 
 _LISTED = 3
+
+
+def without_data(plan: CheckpointPlan, weight: Output) -> Method | None:
+    """Return a quality's method for a weight without inputs.
+
+    None where the weight has a method that was asked for.
+    """
+    quality = plan.recipe.quality
+    if quality in (None, Quality.FAST) or _picked(quality, weight.layer).method != weight.method:
+        return None
+    return method_named(without_inputs(weight.layer.weight))
 
 
 def offered_quality(plan: CheckpointPlan) -> Iterator[str]:

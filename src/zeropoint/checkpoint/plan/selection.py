@@ -17,9 +17,9 @@ from ...architectures import ADAPTED, adapted_module, heads_of, is_adapter, laye
 from ...codecs import registry
 from ...codecs.known import CONFIG_KEYS, is_quantized
 from ...codecs.safetensors_dtypes import TORCH_DTYPES
-from ...errors import CheckpointError, near_misses, option, printable
+from ...errors import CheckpointError, option, printable
 from ...loaded_names import is_table, transformers_names
-from ...patterns import name_pattern, name_patterns
+from ...patterns import name_pattern, name_patterns, near_patterns
 from ...recipes import Recipe, Rule, Subject
 from ..read.source import CONFIG, Source
 from ..read.storage import shown
@@ -81,7 +81,8 @@ class Selection:
     are no multiple of the group of their scheme get a smaller group. kv_scales: whether scales of a float8
     cache of keys and values are written, too.
     dequantize: what is done with layers that are quantized already. floats: dtype of their values, as
-    safetensors spells it; by default that which the configuration names, or bfloat16.
+    safetensors spells it; by default that which the configuration names, or bfloat16. without_inputs: names
+    of tensors that a run of the model gave no inputs to learn from; no option has them.
 
     A pattern is a glob, or ``re:`` and a regular expression that must match from the start; it is tried on
     the tensor's name and on its module's name (without ``.weight``). Raises PatternError for a malformed
@@ -95,6 +96,7 @@ class Selection:
     kv_scales: bool = False
     dequantize: DequantizePolicy = DequantizePolicy.NONE
     floats: str | None = None
+    without_inputs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         name_patterns((*self.include, *self.ignore))
@@ -273,13 +275,9 @@ def check_patterns(selection: Selection, tensors: Iterable[str]) -> None:
     known = list(tensors)
     idle = [p for p in (*selection.include, *selection.ignore) if not any(names(p, name) for name in known)]
     if idle:
-        modules = sorted(
-            {part for name in known for part in (module_of(name), module_of(name).rpartition(".")[2])}
-        )
-        word = idle[0].removeprefix("re:").strip(".*^$")
-        hint = near_misses(word, modules) if len(modules) <= _HINT_LIMIT else ""
+        hint = near_patterns(idle[0], map(module_of, known)) if len(known) <= _HINT_LIMIT else ""
         listed = ", ".join(printable(pattern) for pattern in idle)
-        hint = hint if hint.startswith("did you mean") else "zeropoint inspect lists the names"
+        hint = hint or "zeropoint inspect lists the names"
         raise CheckpointError(f"pattern {listed} matches no tensor of the checkpoint; {hint}")
 
 
