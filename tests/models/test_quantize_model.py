@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.peers import transformers
 from torch import nn
 
 import zeropoint as zp
@@ -254,3 +255,27 @@ def test_a_rule_all_of_whose_layers_get_smaller_groups_is_no_mistake() -> None:
     model = nn.Sequential(nn.Linear(192, 192), nn.Linear(192, 8))
     made = quantize_model(model, "int4:g128", method="gptq", fit=True, calibration=data)
     assert str(made.layers[0].gives).startswith("weight int4:g64")
+
+
+def test_layers_that_no_batch_reaches_get_the_method_of_a_quality_without_data() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=64),
+        vision_config=transformers.CLIPVisionConfig(**sizes, num_hidden_layers=3, image_size=28),
+        vision_feature_layer=-1,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    batches = [{"input_ids": torch.randint(0, 31, (1, 16))} for _ in range(8)]
+    good = zp.quantize_model(model, "int4:g32", quality="good", calibration=batches, ignore="*lm_head")
+    methods = {layer.name: layer.gives.method for layer in good.layers if layer.gives is not None}
+    text = {name for name in methods if ".language_model." in name}
+    assert (len(text), len(methods)) == (2 * 7, 2 * 7 + 3 * 6 + 2)
+    assert {methods[name] for name in text} == {"shift+gptq"}
+    assert {methods[name] for name in methods.keys() - text} == {"mse"}
+    alone = zp.quantize_model(model, "int4:g32", method="mse").model
+    for name in methods.keys() - text:
+        own, other = (made.get_submodule(name).weight.values() for made in (good.model, alone))
+        assert torch.equal(own, other), name
+    with pytest.raises(CalibrationError, match="received no calibration data"):
+        zp.quantize_model(model, "int4:g32", method="gptq", calibration=batches)

@@ -263,6 +263,37 @@ def test_a_weight_that_the_model_uses_past_its_layer_takes_a_method_without_data
     assert all(torch.equal(given[name].q.data, result.q.data) for name, result in found.items())
 
 
+@pytest.mark.parametrize("rows", [0, 8])
+def test_a_layer_that_only_held_out_batches_reach_has_no_inputs_to_learn_from(rows: int) -> None:
+    class Block(nn.Module):
+        """A layer sees some rows of one batch, and no rows of others."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.rare = (nn.Linear(32, 32) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            more = self.rare(x[: rows if bool(x[0, 0] > 90) else 0])
+            return self.first(x) + nn.functional.pad(more, (0, 0, 0, len(x) - len(more)))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block()).eval()
+    x = [torch.randn(8, 32) for _ in range(16)]
+    x[7][0, 0] = x[15][0, 0] = 99.0
+    tasks, found = tasks_of(model, "shift+gptq", "int4:g32"), Solved()
+    with pytest.raises(
+        zp.CalibrationError, match=r"^0\.rare received no calibration data: no batch reached it"
+    ):
+        solve(model, x, tasks, Steps(), found)
+    mse = method_named("mse")
+    solve(model, x, [replace(task, without_data=mse) for task in tasks], Steps(), found)
+    assert {name: method.name for name, method in found.methods.items()} == {
+        f"{block}.{name}": method
+        for block in "01"
+        for name, method in (("first", "shift+gptq"), ("rare", "mse"))
+    }
+
+
 def test_a_part_that_reads_what_is_solved_later_is_computed_again() -> None:
     class Part(nn.Module):
         def __init__(self) -> None:

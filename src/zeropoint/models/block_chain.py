@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from ..errors import CalibrationError, UnsupportedError, near_misses
+from ..errors import CalibrationError, UnsupportedError
 from .calibrate import run_model
 from .part_memo import MarkedOutput
 from .tensor_files import TensorLike, append_tensor, read_tensor, scratch_folder
@@ -34,7 +34,7 @@ class Steps:
 
     Args:
         blocks: names of the blocks in the order in which they run; if empty, the children of the longest
-            ModuleList or Sequential.
+            ModuleList or Sequential, in a model of transformers those with the embeddings of tokens.
         quantized_inputs: whether a block is calibrated on the outputs of the quantized blocks before it;
             layers outside of blocks stay as they are.
         folder: where outputs of blocks are kept, in a temporary folder inside; in memory if None.
@@ -67,39 +67,6 @@ class Steps:
     def __post_init__(self) -> None:
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise CalibrationError(f"dtype (={self.dtype}) must be one of floats, such as torch.bfloat16")
-
-
-def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn.Module]]:
-    """Return blocks by name, or children of the longest module list.
-
-    Raises CalibrationError for a name that is not in the model, inside of another or there twice, for names
-    in one text, and where nothing is named and there is no list of at least two.
-
-    >>> [name for name, _ in blocks_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))]
-    ['0', '1']
-    """
-    modules = dict(model.named_modules())
-    if not names:
-        lists = [n for n, m in modules.items() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-        longest = max(lists, key=lambda name: len(list(modules[name].children())), default=None)
-        found = [] if longest is None else list(modules[longest].named_children())
-        if len(found) < 2:
-            raise CalibrationError(
-                f"model (a {type(model).__name__}) has no ModuleList or Sequential of at least two blocks; "
-                "name its blocks"
-            )
-        return [(f"{longest}.{key}".lstrip("."), child) for key, child in found]
-    if isinstance(names, str):
-        raise CalibrationError(f"blocks (={names!r}) must be a tuple of names; put the text in one")
-    for name in names:
-        if name not in modules or not name:
-            raise CalibrationError(f"block {name!r} is not in the model; {near_misses(name, modules)}")
-        if list(names).count(name) > 1:
-            raise CalibrationError(f"block {name!r} is named {list(names).count(name)} times; name it once")
-        inside = next((other for other in names if name.startswith(f"{other}.")), None)
-        if inside is not None:
-            raise CalibrationError(f"block {name!r} lies inside of block {inside!r}; name either")
-    return [(name, modules[name]) for name in names]
 
 
 class Watching(Protocol):

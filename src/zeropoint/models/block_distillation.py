@@ -30,9 +30,10 @@ from ..progress import counted
 from ..schemes import Scheme
 from ..tensor import QuantizedTensor
 from ..training.slope_means import SlopeMeans
-from .block_chain import BlockChain, Steps, blocks_of, keeping
+from .block_chain import BlockChain, Steps, keeping
 from .block_training import OnOutputs, RunsBlock, TrainingResult, TrainingSteps, trained
 from .calibrate import evaluating
+from .model_blocks import blocks_of
 from .narrow_products import narrow_products
 
 

@@ -12,9 +12,10 @@ from torch import nn
 
 from ..progress import counted
 from ..stats import GramMatrix, MeanSquare, State
-from .block_chain import BlockChain, Steps, blocks_of, keeping
+from .block_chain import BlockChain, Steps, keeping
 from .calibrate import evaluating
 from .layer import quantized_inputs
+from .model_blocks import blocks_of
 
 
 @dataclass(slots=True, kw_only=True)

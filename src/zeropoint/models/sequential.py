@@ -21,9 +21,10 @@ from ..errors import CalibrationError
 from ..progress import counted
 from ..recipes import Recipe, Rule
 from ..stats import StatisticFor
-from .block_chain import BlockChain, BlockStage, Steps, Watching, blocks_of, keeping
+from .block_chain import BlockChain, BlockStage, Steps, Watching, keeping
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
 from .convert import quantize_model
+from .model_blocks import blocks_of
 from .recipe_layers import require_model
 from .unfuse import replace_modules, unfused
 

@@ -241,7 +241,7 @@ def drawn(state: State, pooled: State) -> State:
     return {**drawn, **counts}
 
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_NUMBER = re.compile(r"(?<=\.)(?:[^.]+_)?\d+(?=\.)|(?<=\.)\d+$")
 
 
 def kin_of(name: str) -> str:
@@ -249,5 +249,7 @@ def kin_of(name: str) -> str:
 
     >>> kin_of("mlp.experts.7.up_proj")
     'mlp.experts.*.up_proj'
+    >>> kin_of("mlp.experts.expert_7.wi"), kin_of("mlp.linear_1")
+    ('mlp.experts.*.wi', 'mlp.linear_1')
     """
     return _NUMBER.sub("*", name)

@@ -59,8 +59,8 @@ def sites_of(
     runs: Counter[str] = Counter()
 
     def read(name: str, x: torch.Tensor) -> torch.Tensor:
-        runs[name] += 1
-        if runs[name] == 1:
+        runs[name] += bool(x.numel())  # a layer of other tokens than text may get none
+        if runs[name] == 1 and x.numel():
             # The tensor is kept, so that no other one gets its identity.
             own = next((names for tensor, _, names in found if tensor is x), None)
             if own is None:

@@ -27,11 +27,12 @@ from ..methods.rescaling import ChannelReader
 from ..methods.signround import Sides
 from ..progress import counted
 from .absorbers import BlockProbe
-from .block_chain import BlockChain, Steps, blocks_of, in_threads, keeping
+from .block_chain import BlockChain, Steps, in_threads, keeping
 from .block_rounding import BegunWeight, of_block, rounded_together
 from .block_training import OnOutputs
 from .calibrate import evaluating
 from .layer import on_inputs
+from .model_blocks import blocks_of
 from .narrow_products import narrow_products
 from .part_memo import PartMemo
 from .rescale import (
@@ -44,7 +45,7 @@ from .rescale import (
     rescale,
     two_sided,
 )
-from .site_inputs import EVERY, Shelf, SiteInputs, kin_of, loss_on
+from .site_inputs import EVERY, Shelf, SiteInputs, is_held, kin_of, loss_on
 from .sites import Site, sites_of
 from .solutions import Solutions, WeightTask, by_block, without_data
 from .stage_inputs import StageInputs
@@ -272,7 +273,8 @@ class _Block:
         """Return the block's sites; unreached layers come with their kin."""
         sites: list[Site] = []
         missing = dict(self._layers)
-        for batch in range(len(self._batches)):
+        learned = (n for n in range(len(self._batches)) if not is_held(n, len(self._batches)))
+        for batch in learned:
             run = functools.partial(self._visit, [batch])
             for site in sites_of(run, self._layers, self._layers.keys()):
                 fresh = tuple(name for name in site.readers if name in missing)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.checkpoint.written import tensors_of
 from tests.oracles import tiny_models
 from tests.peers import transformers
@@ -164,6 +165,76 @@ def test_experts_that_no_linear_layer_holds_are_quantized_without_data(tmp_path:
     assert methods["model.layers.1.self_attn.q_proj"] == GOOD[0]
     assert sum("falls back on mse for 4 weights without inputs" in note for note in result.notes) == 1
     assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").ok
+
+
+def test_layers_that_files_join_are_solved_and_run(tmp_path: Path) -> None:
+    """Files of nomic-bert hold query, key and value in one tensor, and transformers has three layers."""
+    config = transformers.NomicBertConfig(
+        hidden_size=64, intermediate_size=64, num_attention_heads=2, num_hidden_layers=2, vocab_size=512
+    )
+    torch.manual_seed(0)
+    transformers.NomicBertForMaskedLM(config).save_pretrained(tmp_path / "in")
+    assert any("Wqkv" in name for name in tensors_of(tmp_path / "in"))
+    result = zp.quantize_checkpoint(
+        tmp_path / "in", tmp_path / "out", "int4:g64", quality="good", calibration=ids()
+    )
+    assert {weight.method for weight in result.plan.weights} == {GOOD[0]}
+    assert sum("q_proj" in weight.module for weight in result.plan.weights) == 2
+    assert result.notes[-1].startswith("KL divergence")
+    own = {name: value.clone() for name, value in tensors_of(tmp_path / "in").items()}
+    for name in (name for name in own if "Wqkv" in name):
+        own[name] = torch.cat(own[name].chunk(3)[::-1])  # not what it was: the run of the model says so
+    save_file(own, tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
+    other = zp.quantize_checkpoint(
+        tmp_path / "in", tmp_path / "other", "int4:g64", quality="good", calibration=ids()
+    )
+    first = "nomic_bert.layers.0.self_attn.{}.weight_packed"
+    before, after = (tensors_of(tmp_path / name) for name in ("out", "other"))
+    assert torch.equal(before[first.format("q_proj")], after[first.format("v_proj")])
+    assert other.notes[-1].startswith("KL divergence")
+
+
+def test_a_decoder_behind_an_encoder_is_given_its_tokens(tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        d_model=64, d_ff=64, d_kv=32, num_heads=2, num_layers=2, vocab_size=512, decoder_start_token_id=0
+    )
+    torch.manual_seed(0)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "in")
+    result = zp.quantize_checkpoint(
+        tmp_path / "in", tmp_path / "out", "int4:g64", quality="good", calibration=ids()
+    )
+    assert {weight.method for weight in result.plan.weights} == {GOOD[0]}
+    assert sum("EncDecAttention" in weight.module for weight in result.plan.weights) == 2 * 4
+    assert result.notes[-1].startswith("KL divergence")
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_experts_of_a_vision_model_are_solved_in_either_order_of_axes(
+    transposed: bool, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_heads": 2}
+    config = transformers.Qwen3VLMoeConfig(
+        text_config={
+            "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 2,
+            "num_experts_per_tok": 2, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 512,
+            "num_key_value_heads": 1, "head_dim": 32,
+            "rope_parameters": {"mrope_section": [8, 4, 4], "rope_type": "default"},
+        },
+        vision_config={**sizes, "depth": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Qwen3VLMoeForConditionalGeneration(config).save_pretrained(tmp_path / "in")
+    if transposed:  # as the files that were published
+        own = tensors_of(tmp_path / "in")
+        experts = {name: x.mT.contiguous() for name, x in own.items() if ".experts." in name}
+        assert all(x.ndim == 3 for x in experts.values())
+        save_file({**own, **experts}, tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
+    options = {"quality": "good", "calibration": ids(), "ignore": "*lm_head", "force": True}
+    result = zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", "int4:g32", **options)
+    experts = [weight for weight in result.plan.weights if ".experts." in weight.module]
+    assert {weight.method for weight in experts} == {GOOD[0]}
+    assert len(experts) == 2 * 3
+    assert result.notes[-1].startswith("KL divergence 0.0")
 
 
 def test_scales_less_their_mean_are_solved_for_and_less_is_lost(wide: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...declared_models import few_modules, model_config, offline, transformers_package
 from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...libraries import reading
+from ...models.model_blocks import token_embeddings
 from ..plan.limits import Limits
 from ..read.source import Source
 from ..read.storage import shown
@@ -52,10 +53,9 @@ def empty_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype 
         # Models of some configurations are classes of others: InternLM3 is a Llama.
         others = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         own = kind.config_class is type(config) or others.get(type(config), None) is kind
+        of_others = f"{what}: it is no model of tokens of model_type {printable(config.model_type)}; {remedy}"
         if not own or kind.main_input_name != "input_ids":
-            raise UnsupportedError(
-                f"{what}: it is no model of tokens of model_type {printable(config.model_type)}; {remedy}"
-            )
+            raise UnsupportedError(of_others)
         # Files of BERT may hold numbers of positions, too, which are no floats.
         kinds = (TORCH_DTYPES.get(entry.dtype) for entry in source.entries.values())
         dtype = dtype or config.dtype or next(kind for kind in kinds if kind and kind.is_floating_point)
@@ -63,6 +63,8 @@ def empty_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype 
             _require_small(kind._from_config(config, dtype=dtype), source, limits)
         with _parameters_on_meta():
             model = kind._from_config(config, dtype=dtype)
+        if token_embeddings(model) is None:
+            raise UnsupportedError(of_others)
         pooled = any(entry.startswith("pooler.") for entry in source.entries)
         if "pooler" in dict(model.named_children()) and not pooled:
             model.pooler = None  # as in files of llama.cpp; transformers then leaves out what it would give

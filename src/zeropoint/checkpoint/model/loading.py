@@ -35,7 +35,7 @@ from ..read.decoding import read_lines, read_tensor
 from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Files, OpenFiles, shown
-from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
+from .parameter_names import STACKED, WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .parts import layer_scheme_of, whole_scale
 
 
@@ -113,29 +113,59 @@ def _load_floats(model: nn.Module, stored: StoredLayers, files: Files) -> None:
                 f"{printable(min(missing))} (of {len(missing)}) is not in the {of}; pass a model of the same "
                 "architecture as the checkpoint"
             )
-    fill(state, views, entries, lambda name: read_tensor(entries[name], files))
+    fill(model, state, views, entries, lambda name: read_tensor(entries[name], files))
 
 
 def fill(
+    model: nn.Module,
     state: Mapping[str, torch.Tensor],
     views: Mapping[str, torch.Tensor],
     names: Iterable[str],
     read: Callable[[str], torch.Tensor],
 ) -> None:
-    """Copy tensors of files into ``views`` of the memory of ``state``.
+    """Copy tensors of files into ``state``, some of a model's tensors.
 
-    names: of tensors. read: reads one. Raises CheckpointError for a tensor of another shape, UnsupportedError
-    for a dtype that torch lacks.
+    views: these as files have them, in their memory but where files join several. names: of tensors of files.
+    read: reads one. Raises CheckpointError for a tensor of another shape, UnsupportedError for a dtype that
+    torch lacks.
     """
-    memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
+    memory, joined = {tensor.untyped_storage().data_ptr() for tensor in state.values()}, list[str]()
     for name in names:
         value, view = read(name), views[name]
-        if view.shape != value.shape or view.untyped_storage().data_ptr() not in memory:
+        if value.ndim == len(STACKED) and view.shape != value.shape == view.mT.shape:
+            value = value.mT  # experts, which releases of transformers save either way
+        if view.shape != value.shape:
             raise CheckpointError(
                 f"{printable(name)} of shape {list(value.shape)} does not fit the model, which has "
                 f"{list(view.shape)} there; pass a model of the same architecture"
             )
-        view.copy_(value)
+        if view.untyped_storage().data_ptr() in memory:
+            view.copy_(value)
+        else:
+            joined.append(name)
+    if joined:
+        viewed = {view.untyped_storage().data_ptr() for view in views.values()}
+        parts = {n: t for n, t in state.items() if t.untyped_storage().data_ptr() not in viewed}
+        _fill_parts(model, parts, joined, read)
+
+
+def _fill_parts(
+    model: nn.Module,
+    parts: Mapping[str, torch.Tensor],
+    names: Iterable[str],
+    read: Callable[[str], torch.Tensor],
+) -> None:
+    """Copy tensors that files join into their parts, element by element."""
+    numbers, begins, end = dict[str, torch.Tensor](), dict[str, int](), 0
+    for name, part in parts.items():
+        begins[name], end = end, end + part.numel()
+        numbers[name] = torch.arange(begins[name], end).reshape(part.shape)
+    places = file_tensors(model, numbers)
+    for name in names:
+        at, value = places[name].flatten(), read(name).flatten()
+        for own, part in parts.items():
+            inside = (at >= begins[own]) & (at < begins[own] + part.numel())
+            part.view(-1)[at[inside] - begins[own]] = value[inside].to(part.dtype)
 
 
 @dataclass(frozen=True, slots=True)

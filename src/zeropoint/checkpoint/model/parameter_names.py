@@ -100,11 +100,14 @@ def file_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def file_rows(model: nn.Module, weights: Mapping[str, ModelWeight]) -> list[WeightRows]:
+def file_rows(
+    model: nn.Module, weights: Mapping[str, ModelWeight], *, every: bool = True
+) -> list[WeightRows]:
     """Return the places of quantized weights' rows in the model's files.
 
-    weights: by the names of the weights in the model. Raises UnsupportedError, which names the layer, where a
-    file holds no matrix of rows of one layer.
+    weights: by the names of the weights in the model. every: whether a weight of which a file holds no matrix
+    of rows of one layer is an error, which is an UnsupportedError with its name; otherwise layers that a file
+    joins have their own names, and others are left out.
     """
     columns, starts = {}, dict[int, tuple[str, int]]()
     count = 0
@@ -123,18 +126,21 @@ def file_rows(model: nn.Module, weights: Mapping[str, ModelWeight]) -> list[Weig
         if not numbers.numel():
             raise UnsupportedError(f"the weight {printable(name)} is empty; give it some rows and columns")
         owners = sorted(set((torch.searchsorted(begins, numbers.flatten(), right=True) - 1).tolist()))
-        first = int(begins[owners[0]])
-        layer, rows = starts[first]
-        if numbers.ndim == len(_STACKED) and len(owners) == len(numbers):
-            found += _rows_of_experts(name, [starts[int(begins[owner])] for owner in owners], interleaved)
+        layers, first = [starts[int(begins[owner])] for owner in owners], int(begins[owners[0]])
+        if numbers.ndim == len(STACKED) and len(layers) == len(numbers):
+            found += _rows_of_experts(name, layers, interleaved)
             continue
-        in_columns = numbers.ndim == 2 == numbers.shape[1] and torch.equal(*numbers.T)
-        if len(owners) > 1 or not in_columns or not name.endswith(WEIGHT):
-            raise UnsupportedError(
-                f"layer {layer}: its weight is stored in {name} together with others, or transposed, which "
-                "the "
-                "layouts do not hold quantized; keep the layer by a rule, or pass allow_float=True"
-            )
+        layer, in_columns = layers[0][0], numbers.ndim == 2 == numbers.shape[1] and torch.equal(*numbers.T)
+        if len(layers) > 1 or not in_columns or not name.endswith(WEIGHT):
+            if every:
+                raise UnsupportedError(
+                    f"layer {layer}: its weight is stored in {name} together with others, or transposed, "
+                    "which the layouts do not hold quantized; keep the layer by a rule, or pass "
+                    "allow_float=True"
+                )
+            if len(layers) > 1 and in_columns:
+                found += [WeightRows(module=own, layer=own, index=torch.arange(rows)) for own, rows in layers]
+            continue
         found.append(WeightRows(module=module_of(name), layer=layer, index=numbers[:, 0] - first))
     return found
 
@@ -152,7 +158,7 @@ def _rows_of_experts(name: str, layers: Sequence[tuple[str, int]], interleaved: 
             yield WeightRows(module=f"{holder}.{expert}.{part}", layer=layer, index=numbers)
 
 
-_STACKED = ("experts", "rows", "one")
+STACKED = ("experts", "rows", "one")
 """The axes of the numbers of all experts of a layer."""
 
 
@@ -171,7 +177,12 @@ def _reverted(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, t
         return tensors
     what = f"transformers does not say how the files of {type(model).__name__} name its weights"
     with reading(what, "save the model with save_pretrained to see why", UnsupportedError):
-        reverted: dict[str, torch.Tensor] = loading.revert_weight_conversion(model, tensors)
+        # Conversions ask for the shapes of parameters, which are others here.
+        model.__dict__["get_parameter"] = tensors.__getitem__
+        try:
+            reverted: dict[str, torch.Tensor] = loading.revert_weight_conversion(model, tensors)
+        finally:
+            del model.__dict__["get_parameter"]
     return reverted
 
 

@@ -7,11 +7,12 @@ comes with a checkpoint is not executed.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from ...errors import CheckpointError, UnsupportedError, printable, size_of
 from ...libraries import reading
 from ...models import SplitExperts
 from ...models.block_chain import Steps
+from ...models.model_blocks import with_embeddings
 from ...models.unfuse import unfused
 from ...ops.devices import CPU, exact_products, free_bytes
 from ..plan.float_view import Floats, as_floats
@@ -119,12 +121,27 @@ def running(
         with weights.outside(blocks):
             if own:
                 generate(root, weights.block, blocks, windows, workers=limits.batches_at_once)
-            batches = [{name: x.to(device) for name, x in batch.items()} for batch in batches]
+            given = [{name: x.to(device) for name, x in batch.items()} for batch in batches]
+            batches = [_with_decoder_ids(model, batch) for batch in given]
             yield RunningModel(
                 floats=floats, root=root, rows=rows, steps=Steps(blocks=blocks, loaded=weights.block),
                 batches=batches, vocabulary=vocabulary, longest=longest, width=config.hidden_size,
                 spare=spare, device=device,
             )  # fmt: skip
+
+
+def _with_decoder_ids(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a batch with ids, one token later, for a decoder.
+
+    This is what models of transformers take that make them by themselves, as BART.
+    """
+    config, name = model.config, "decoder_input_ids"
+    if not config.is_encoder_decoder or name not in inspect.signature(model.forward).parameters:
+        return batch
+    starts = (getattr(config, f"{key}_token_id", None) for key in ("decoder_start", "pad"))
+    start = next((number for number in starts if number is not None), 0)
+    ids = batch["input_ids"]
+    return {name: torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1), **batch}
 
 
 def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype) -> nn.Module:
@@ -170,7 +187,7 @@ def _sizes(model: Any) -> tuple[int, int]:
 def _rows(root: nn.Module) -> list[WeightRows]:
     linears = {name: m.out_features for name, m in root.named_modules() if type(m) is nn.Linear}
     experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
-    return file_rows(root, model_weights(linears, experts))
+    return file_rows(root, model_weights(linears, experts), every=False)
 
 
 def _require_runnable(source: Source, remedy: str) -> None:
@@ -184,25 +201,14 @@ def _require_runnable(source: Source, remedy: str) -> None:
 
 
 def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:
-    """Return the names of a model's blocks: the longest outermost ModuleList.
-
-    Of a model with parts, such as a vision tower, it is in the part that has the embeddings of tokens.
-    """
-    place, inside = _name_of(model, cast(Any, model).get_input_embeddings()), dict[str, nn.ModuleList]()
+    """Return the names of blocks: the longest outermost list by the embeddings."""
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
     outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)}
-    while place and not inside:
-        place = place.rpartition(".")[0]
-        inside = {name: m for name, m in outer.items() if not place or name.startswith(f"{place}.")}
-    outer = inside or outer
-    name = max(outer, key=lambda name: len(outer[name]), default=None)
+    outer = with_embeddings(model, outer)
+    name = max(outer, key=lambda name: (len(outer[name]), -name.count(".")), default=None)
     if name is None or not len(outer[name]):
         raise UnsupportedError(f"{type(model).__name__} has no list of blocks; {remedy}")
     return tuple(f"{name}.{key}" for key, _ in outer[name].named_children())
-
-
-def _name_of(model: nn.Module, wanted: nn.Module | None) -> str:
-    return next((name for name, module in model.named_modules() if module is wanted), "")
 
 
 def _spare_memory(limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches) -> int:
@@ -315,16 +321,19 @@ class _Weights:
         """Read tensors from the files; raises CheckpointError unless optional."""
         split = [part for name in state for part in self._split.get(name, ())]
         whole = {name: tensor for name, tensor in state.items() if name not in self._split}
-        views = file_tensors(self._model, whole)
+        entries, views = self._floats.source.entries, file_tensors(self._model, whole)
+        if any(name not in entries for name in views):  # weights that were cut have the model's names
+            own = {name: t for name, t in whole.items() if name in entries and name not in views}
+            rest = {name: t for name, t in whole.items() if name not in own}
+            views = {**file_tensors(self._model, rest), **own}
         names = [*views, *(name for name, _, _ in split)]
-        entries = self._floats.source.entries
         missing = {name for name in names if name not in entries}
         if missing and not optional:
             raise CheckpointError(
                 f"{printable(min(missing))} (of {len(missing)}) is not in the files under the name that "
                 f"transformers saves it by; {self._remedy}"
             )
-        fill(whole, views, views.keys() & entries.keys(), self._read)
+        fill(self._model, whole, views, views.keys() & entries.keys(), self._read)
         for name, index, layer in split:
             layer[index] = self._read(name).to(layer.dtype)
 

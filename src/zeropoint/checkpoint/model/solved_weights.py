@@ -167,7 +167,7 @@ def solved(
         folds = folds_in_files(model.root, model.rows, kept.folds(tasks, model.root))
     alone = kept.without_data(tasks) | {weight.module for weight in missing}
     if folds or alone:
-        names = frozenset(weight.source.name for weight in plan.weights if weight.module in alone)
+        names = frozenset[str]().union(*(w.reader.names for w in plan.weights if w.module in alone))
         plan = remade(plan, folds=folds, without_inputs=names)
     if cache is not None:
         plan = cache.added_to(plan)

@@ -36,6 +36,11 @@ class Gathered(RowReader):
     whole: bool = False
 
     @property
+    def names(self) -> frozenset[str]:
+        """See :class:`RowReader`."""
+        return frozenset((self.entry.name,)).union(*(each.names for each in self.sources))
+
+    @property
     def files(self) -> tuple[Place, ...]:
         return tuple(dict.fromkeys(file for each in self.sources for file in each.files))
 

@@ -93,6 +93,11 @@ class RowReader(ABC):
         return torch.frombuffer(buffer, dtype=self.dtype, count=rows * columns).view(rows, columns)
 
     @property
+    def names(self) -> frozenset[str]:
+        """Names of the tensor, and of those that it is read from."""
+        return frozenset((self.entry.name,)).union(() if self.of is None else self.of.names)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the floats."""
         return TORCH_DTYPES[self.entry.dtype]
