@@ -156,12 +156,14 @@ class Row:
     """A layout in an engine.
 
     package: what the engine needs. run, floats: what runs the codes, and the decoded floats. dtype: of these.
-    tokens: how many of one window are run, where the engine is slow here, or all.
+    tokens: how many of one window are run, where the engine is slow here, or all. quality: in place of a
+    method, learned on a text that is not run.
     """
 
     scheme: str
     layout: str = "compressed-tensors"
     method: str | None = None
+    quality: str | None = None
     engine: str = "transformers"
     package: str
     run: Run = by_transformers
@@ -172,7 +174,7 @@ class Row:
     @property
     def key(self) -> str:
         """Its words."""
-        return f"{self.layout} {self.scheme} {self.engine}"
+        return f"{self.layout} {self.scheme} {self.engine} {self.quality or ''}".strip()
 
     @property
     def onnx(self) -> bool:
@@ -180,11 +182,12 @@ class Row:
         return self.engine == "onnxruntime"
 
 
-def _llama_cpp(scheme: str, method: str | None = None) -> Row:
+def _llama_cpp(scheme: str, method: str | None = None, quality: str | None = None) -> Row:
     return Row(
         scheme=scheme,
         layout="gguf",
         method=method,
+        quality=quality,
         engine="llama.cpp",
         package="llama_cpp",
         run=by_llama_cpp,
@@ -282,6 +285,7 @@ ROWS = (
             "mostly_iq4_xs",
         )
     ),
+    *(_llama_cpp(scheme, quality="good") for scheme in ("q4_0", "q3_k_m", "q4_k_m")),
     *(
         Row(
             scheme=scheme,

@@ -145,6 +145,7 @@ def prepared(work: Path, windows: int, onnx: bool) -> torch.Tensor:
         tokens = torch.tensor(ids).view(windows, WINDOW)
         base = perplexity(by_transformers(floats, tokens), tokens)
         (work / "text.txt").write_text(text)
+        (work / "learned.txt").write_text(text_of_python()[len(text) :][: len(text) * 8])
         shared.write_text(json.dumps({"tokens": tokens.tolist(), "perplexity": base}))
     if onnx and not (work / "onnx" / "done").exists():
         shutil.rmtree(work / "onnx", ignore_errors=True)
@@ -161,7 +162,11 @@ def figures_of(row: Row, work: Path, tools: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {"version": versions(row), "tokens": tokens.numel()}
     with tempfile.TemporaryDirectory(prefix="row-", dir=work) as folder:
         codes, decoded = Path(folder) / "codes", Path(folder) / "decoded"
-        result = zp.quantize_checkpoint(source, codes, row.scheme, format=row.layout, method=row.method)
+        learned = {"quality": row.quality, "calibration": work / "learned.txt", "samples": 16}
+        result = zp.quantize_checkpoint(
+            source, codes, row.scheme, format=row.layout, method=row.method,
+            **(learned if row.quality else {}),
+        )  # fmt: skip
         found["bits"] = result.plan.bits_per_value
         zp.convert_checkpoint(codes, decoded, to=row.dtype)
         if row.onnx:
@@ -234,6 +239,7 @@ def run_rows(args: argparse.Namespace, work: Path, console: Console) -> list[dic
             continue
         figures = in_a_process(row.package, [str(args.figures), "--row", row.key, *more])
         named = {"key": row.key, "layout": row.layout, "scheme": row.scheme, "engine": row.engine}
+        named |= {"quality": row.quality} if row.quality else {}
         found[row.key] = named | figures
         console.print(found[row.key], highlight=False)
         rows = [found[each.key] for each in ROWS if each.key in found]
@@ -249,7 +255,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     )  # fmt: skip
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
-        names = [f"`{row['layout']}`", f"`{row['scheme']}`"]
+        learned = f", `--quality {row['quality']}`" if row.get("quality") else ""
+        names = [f"`{row['layout']}`", f"`{row['scheme']}`{learned}"]
         if "perplexity" not in row:
             why = row.get("failed") or f"{row['missing']} is not installed"
             cells = [*names, "", row["engine"], "", why, "", "", ""]

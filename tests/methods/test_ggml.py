@@ -125,6 +125,8 @@ def test_what_no_type_of_ggml_holds_is_refused() -> None:
         UnsupportedError, match="method ggml is for the types of GGUF, such as q4_k, unlike int4"
     ):
         GGML.quantize(torch.zeros(2, 128), Scheme.parse("int4:g128"))
+    with pytest.raises(UnsupportedError, match="unlike int4:g32:scale=float16; use method mse"):
+        GGML.quantize(torch.zeros(2, 128), Scheme.parse("int4:g32:scale=float16"))  # one sign of scales
     with pytest.raises(
         ShapeError, match="last axis 96 is not a multiple of the block of q4_k, 256; method ggml"
     ):

@@ -207,7 +207,7 @@ def test_experts_without_tokens_take_what_is_known_of_the_others(mixture: nn.Mod
     assert {loss.own for name, loss in found.losses.items() if ".experts." not in name} == {4}
 
 
-def test_a_layer_that_nothing_reaches_is_named(llama: nn.Module) -> None:
+def test_a_layer_that_nothing_reaches_is_quantized_without_data(llama: nn.Module) -> None:
     class Idle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -222,8 +222,9 @@ def test_a_layer_that_nothing_reaches_is_named(llama: nn.Module) -> None:
         name="blocks.1.idle", layer="blocks.1.idle", scheme=Scheme.parse("int8:channel"),
         method=method_named("gptq"),
     )  # fmt: skip
-    with pytest.raises(zp.CalibrationError, match=r"blocks\.1\.idle received no calibration data"):
-        solve(model, [torch.ones(2, 8)] * 2, [task], Steps(), Solved())
+    found = Solved()
+    solve(model, [torch.ones(2, 8)] * 2, [task], Steps(), found)
+    assert found.methods["blocks.1.idle"].name == "nearest"
 
 
 def test_a_weight_that_the_model_uses_past_its_layer_takes_a_method_without_data() -> None:
@@ -281,10 +282,6 @@ def test_a_layer_that_only_held_out_batches_reach_has_no_inputs_to_learn_from(ro
     x = [torch.randn(8, 32) for _ in range(16)]
     x[7][0, 0] = x[15][0, 0] = 99.0
     tasks, found = tasks_of(model, "shift+gptq", "int4:g32"), Solved()
-    with pytest.raises(
-        zp.CalibrationError, match=r"^0\.rare received no calibration data: no batch reached it"
-    ):
-        solve(model, x, tasks, Steps(), found)
     mse = method_named("mse")
     solve(model, x, [replace(task, without_data=mse) for task in tasks], Steps(), found)
     assert {name: method.name for name, method in found.methods.items()} == {

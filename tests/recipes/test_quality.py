@@ -5,6 +5,8 @@ import torch
 
 import zeropoint as zp
 from zeropoint.cli.options import QualityName
+from zeropoint.codecs.layer_schemes import layer_scheme
+from zeropoint.codecs.registry import CODECS
 from zeropoint.methods import method_named
 from zeropoint.recipes import Assignment, Quality, Recipe, Rule, one_name, parse_recipe, picked
 from zeropoint.recipes.quality import LADDER
@@ -30,6 +32,23 @@ def test_every_quality_but_the_first_learns_from_data_and_has_a_chain_for_quanti
 def test_without_data_the_best_search_that_takes_the_scheme_is_picked(scheme: str, method: str) -> None:
     weight = Scheme.parse(zp.schemes.PRESETS[scheme].weight if scheme in zp.schemes.PRESETS else scheme)
     assert picked(Quality.FAST, weight, quantized_inputs=False).method == method
+
+
+@pytest.mark.parametrize("layout", list(CODECS))
+def test_the_method_of_fast_quantizes_what_a_layout_holds(layout: str) -> None:
+    """GPTQ's int4 in groups of 32 has the structure of a type of GGUF, whose scales have both signs."""
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0))
+    tried = 0
+    for text in (*CODECS[layout].presets, "int4:g32", "int8:g32", "int5:g32", "uint4:g32:asym", "int4:g128"):
+        try:
+            weight = layer_scheme(text, CODECS[layout]).weight
+        except zp.ZeropointError:
+            continue
+        name = picked(Quality.FAST, weight, quantized_inputs=False).method
+        error = (x - method_named(name).quantize(x, weight).q.dequantize()).norm() / x.norm()
+        assert float(error) < 0.9, (text, name)
+        tried += 1
+    assert tried
 
 
 @pytest.mark.parametrize("quality", [Quality.GOOD, Quality.BEST])

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Calibration:
         solved, losses: codes of weights that were solved in the order in which they run, by layer, and their
             output errors.
         folds: channel folds of the model's parameters, by name.
-        without_inputs: layers of ``solved`` that no batch reached, with codes by a method without data.
+        without_inputs: layers that no batch reached; codes of ``solved`` ones are by a method without data.
         borrowed: layers of experts that no token reached, whose inputs have the largest parameters among
             the other experts of their layer.
     """
@@ -306,24 +306,35 @@ class Watch:
                 found.setdefault(place.layer, {})[place.need] = seen
         return found
 
-    def calibration(self, batches: int) -> Calibration:
-        """Return the calibration of all layers."""
-        params, statistics = self.params(), self.statistics()
-        return Calibration(
-            params=params, statistics=statistics, batches=batches, borrowed=tuple(self.borrowed)
-        )
+    def calibration(self, batches: int, *, every: bool = True) -> Calibration:
+        """Return the calibration of all layers.
+
+        every: whether a layer that no batch reached is an error, or left out.
+        """
+        unreached = [] if every else [p for p in self._places.values() if not self._reached(p)]
+        for place in unreached:
+            del self._places[place.name]
+        alone = tuple(dict.fromkeys(place.layer for place in unreached))
+        found = Calibration(params=self.params(), statistics=self.statistics(), batches=batches)
+        return replace(found, borrowed=tuple(self.borrowed), without_inputs=alone)
 
     def _params_of(self, place: _Place, scheme: Scheme) -> QuantizationParams:
-        # A router may send no token to an expert, however much text there is.
-        key = _EXPERT.sub(r"\1*", place.name)
-        others = [] if place.name in self._seen or key == place.name else self._places.values()
-        reached = [o for o in others if o.name in self._seen and _EXPERT.sub(r"\1*", o.name) == key]
-        if reached:
+        reached = self._reached(place)
+        if reached and place not in reached:
             self.borrowed[place.layer] = None
             params = [self._params_of(other, scheme) for other in reached]
             return max(params, key=lambda found: float(found.scales[-1].abs().max()))
         with self._naming(place):
             return place.observer.params(scheme, dtype=self._dtype_of(place.name, place.module))
+
+    def _reached(self, place: _Place) -> list[_Place]:
+        """Return a place where tensors passed, or other experts' in its stead."""
+        if place.name in self._seen:
+            return [place]
+        # A router may send no token to an expert, however much text there is.
+        key = _EXPERT.sub(r"\1*", place.name)
+        others = () if key == place.name or place.need else self._places.values()
+        return [o for o in others if o.name in self._seen and _EXPERT.sub(r"\1*", o.name) == key]
 
     @contextmanager
     def _naming(self, place: _Place) -> Iterator[None]:
@@ -351,7 +362,7 @@ class Watch:
 
     def _see(self, place: _Place, x: torch.Tensor) -> torch.Tensor:
         """Observe ``x``; a tensor that several layers read counts once."""
-        if not self.enabled:
+        if not (self.enabled and x.numel()):
             return x
         observer, latest = place.observer, self._latest
         self._seen.setdefault(place.name, x.dtype)

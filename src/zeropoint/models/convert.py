@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,8 +15,7 @@ from ..functional import row_errors
 from ..methods import LayerData, LayerResult
 from ..methods.nearest import with_params
 from ..params import QuantizationParams
-from ..recipes import Activation, Assignment, Recipe, one_name, without_inputs
-from ..schemes import Scheme
+from ..recipes import Activation, Assignment, Recipe, one_name
 from ..training import FakeQuantize, Quantizer
 from .calibrate import Calibration, method_data
 from .conversion import Conversion, Converted, weight_bytes
@@ -179,7 +177,7 @@ class _Packer:
         layer, name, gives = prepared.layer, prepared.decision.subject.name, prepared.decision.gives
         assert gives is not None
         if self._calibration is not None and name in self._calibration.without_inputs:
-            gives = replace(gives, method=without_inputs(cast(Scheme, gives.weight)))
+            gives = gives.without_inputs()
         packed, off, size, tied_to = {}, 0.0, 0.0, ""
         before = weight_bytes(layer, self._counted)
         after = before

@@ -12,7 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import RecipeError, UnsupportedError
-from ..recipes import Assignment, Decision, Quality, Recipe, Rule, Subject, model_preset
+from ..recipes import Assignment, Decision, Recipe, Rule, Subject, model_preset
 from ..schemes import Scheme
 from ..schemes.smaller_groups import SmallerGroups, group_of, smaller_groups
 from ..training import Quantizer
@@ -107,7 +107,7 @@ def decisions_of(model: nn.Module, recipe: Recipe) -> list[tuple[str, nn.Module,
         reason = None if decision.gives is None else _refusal(module, decision, recipe)
         kept = Decision(subject=decision.subject, rule=Rule(gives=None, reason=reason or ""))
         found.append(decision if reason is None else kept)
-    return _agreed(modules, _without_inputs(modules, found, recipe.quality))
+    return _agreed(modules, _without_inputs(modules, found) if recipe.quality else found)
 
 
 def with_smaller_groups(model: nn.Module, recipe: Recipe) -> Recipe:
@@ -170,12 +170,10 @@ def _refusal(module: nn.Module, decision: Decision, recipe: Recipe) -> str | Non
     return None if kind in decision.rule.types else f"{kind} has no quantized form"
 
 
-def _without_inputs(
-    modules: list[tuple[str, nn.Module]], decisions: list[Decision], quality: Quality | None
-) -> list[Decision]:
+def _without_inputs(modules: list[tuple[str, nn.Module]], decisions: list[Decision]) -> list[Decision]:
     """Give layers without observed inputs the methods that need none.
 
-    These are all that are not Linear, and layers tied to them. quality: of the recipe.
+    These are all that are not Linear, and layers tied to them.
     """
     others = {
         id(weight) for _, module in modules if type(module) is not nn.Linear for weight in module.parameters()
@@ -183,7 +181,7 @@ def _without_inputs(
     return [
         decision
         if decision.gives is None or others.isdisjoint(map(id, module.parameters(recurse=False)))
-        else replace(decision, rule=replace(decision.rule, gives=decision.gives.without_inputs(quality)))
+        else replace(decision, rule=replace(decision.rule, gives=decision.gives.without_inputs()))
         for (_, module), decision in zip(modules, decisions, strict=True)
     ]
 

@@ -12,6 +12,7 @@ from torch import nn
 from ..errors import UnsupportedError
 from ..methods import LayerResult, Loss, Method
 from ..methods.channels import corrections_of
+from ..methods.nearest import METHOD as NEAREST
 from ..schemes import Scheme
 from .rescale import RescaledBlock
 
@@ -21,7 +22,7 @@ class WeightTask:
     """A weight to quantize: a linear layer's, or some rows of it.
 
     name: of the weight, for results. number: of the weight among others. layer: of the module in the model.
-    without_data: the method where no input reaches the layer; that is an error if None. rows: numbers of
+    without_data: the method where no input reaches the layer. rows: numbers of
     its rows; all if None. dtype: of the weight as it is quantized; the module's if None. share: weights with
     the same text take one scale of the whole tensor. source: how inputs are quantized where the model runs,
     or None. exact: whether codes are written with the scales that they were solved with.
@@ -32,7 +33,7 @@ class WeightTask:
     layer: str
     scheme: Scheme
     method: Method
-    without_data: Method | None = None
+    without_data: Method = NEAREST
     rows: torch.Tensor | None = None
     dtype: torch.dtype | None = None
     share: str | None = None
@@ -41,9 +42,9 @@ class WeightTask:
 
 
 def without_data(tasks: Iterable[WeightTask], layers: Collection[str]) -> list[WeightTask]:
-    """Return tasks, in ``layers`` with the method without data if any."""
+    """Return tasks, in ``layers`` with a method that needs no data."""
     return [
-        replace(task, method=task.without_data or task.method) if task.layer in layers else task
+        replace(task, method=task.without_data) if task.layer in layers and task.method.needs else task
         for task in tasks
     ]
 

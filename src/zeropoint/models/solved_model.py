@@ -14,7 +14,7 @@ from ..methods.chain import without_corrections
 from ..methods.channels import ChannelFold
 from ..methods.rotate import needs_checkpoint, rotation_of
 from ..ops.devices import CPU, device_of
-from ..recipes import Assignment, Quality, Recipe
+from ..recipes import Assignment, Recipe
 from .block_chain import Steps
 from .calibrate import Calibration, calibrate, require_batches
 from .dynamic_quantize import DynamicQuantize
@@ -58,7 +58,7 @@ def solved(
             static |= any(each is not None and not each.dynamic for each in (gives.input, gives.output))
             if gives.weight is not None and type(module) is nn.Linear:
                 asked.append(gives.weight_method)
-                tasks.append(_task(name, gives, module, rules.quality))
+                tasks.append(_task(name, gives, module))
         if tasks:
             require_corrected(asked, tasks)
             how = steps or Steps()
@@ -79,9 +79,9 @@ def solved(
     )
 
 
-def _task(name: str, gives: Assignment, layer: nn.Linear, quality: Quality | None) -> WeightTask:
+def _task(name: str, gives: Assignment, layer: nn.Linear) -> WeightTask:
     assert gives.weight is not None
-    method, without_data = gives.weight_method, gives.without_inputs(quality).weight_method
+    method = gives.weight_method
     if rotation_of(method) is not None:
         raise UnsupportedError(needs_checkpoint(method))
     dynamic = gives.input is not None and gives.input.dynamic
@@ -90,7 +90,7 @@ def _task(name: str, gives: Assignment, layer: nn.Linear, quality: Quality | Non
         layer=name,
         scheme=gives.weight,
         method=method if "bias" in dict(layer.named_parameters()) else without_corrections(method),
-        without_data=None if without_data == method else without_data,
+        without_data=gives.without_inputs().weight_method,
         source=DynamicQuantize(gives.input) if dynamic and gives.input is not None else None,
     )
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..errors import CalibrationError, ZeropointError
+from ..errors import ZeropointError
 from ..methods import LayerData, LayerResult, Loss
 from ..methods.chain import rounding_of, start_of, without_rescalings
 from ..methods.channels import ChannelFold, rescalings_of
@@ -118,7 +118,7 @@ class _Block:
         blocks = self._deployed.blocks
         self._own = blocks[self._step][1] if self._step < len(blocks) else None
         self._layers = {task.layer: root.get_submodule(task.layer) for task in tasks}
-        self._pairs = pairs
+        self._pairs, self._alone = pairs, set[str]()
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -221,10 +221,13 @@ class _Block:
         begun = list[BegunWeight]()
         with Shelf(self._steps.spill or self._steps.folder) as kept:
             observed = None
-            if any(task.method.takes for task in todo):
+            if any(task.method.takes and task.layer not in self._alone for task in todo):
                 observed = self._observed(own, sites, inputs, kept)
-            for turn in [todo] if observed is None else observed.turns(todo):
-                data = {} if observed is None else observed.data([task.layer for task in turn])
+            reached = [task for task in todo if observed is not None and task.layer not in self._alone]
+            turns = () if observed is None else observed.turns(reached)
+            for turn in ([task for task in todo if task not in reached], *turns):
+                known = [task.layer for task in turn if task in reached]
+                data = {} if observed is None else observed.data(known)
                 begun += self._solve_turn(turn, data, results, extremes, solutions)
         for task in tasks:
             self._install(task, cast(LayerResult, results[task.name]))
@@ -270,7 +273,7 @@ class _Block:
             solutions.add(weight.task, result, loss)
 
     def _sites(self) -> tuple[Site, ...]:
-        """Return the block's sites; unreached layers come with their kin."""
+        """Return the block's sites; unreached layers come with their kin, or alone."""
         sites: list[Site] = []
         missing = dict(self._layers)
         learned = (n for n in range(len(self._batches)) if not is_held(n, len(self._batches)))
@@ -284,22 +287,13 @@ class _Block:
                     sites.append(replace(site, readers=fresh))
             if not missing:
                 return tuple(sites)
-        kin = {kin_of(name) for site in sites for name in site.readers}
-        self._tasks = without_data(self._tasks, {name for name in missing if kin_of(name) not in kin})
-        reading = {task.layer for task in self._tasks if task.method.takes}
-        first = sites[0].stage if sites else 0  # so that others are solved on what these give
-        alone = (Site(readers=(name,), stage=first) for name in missing if name not in reading)
-        return (*alone, *sites, *self._unreached(filter(reading.__contains__, missing), sites))
-
-    def _unreached(self, missing: Iterable[str], sites: Sequence[Site]) -> Iterator[Site]:
         stages = {kin_of(name): site.stage for site in sites for name in site.readers}
-        for name in missing:
-            if kin_of(name) not in stages:
-                raise CalibrationError(
-                    f"{name} received no calibration data: no batch reached it, or the model uses its weight "
-                    "past it; give it another method by a rule, or keep it"
-                )
-            yield Site(readers=(name,), stage=stages[kin_of(name)])
+        self._alone = {name for name in missing if kin_of(name) not in stages}
+        self._tasks = without_data(self._tasks, self._alone)
+        first = sites[0].stage if sites else 0  # so that others are solved on what these give
+        alone = (Site(readers=(name,), stage=first) for name in missing if name in self._alone)
+        kin = (name for name in missing if name not in self._alone)
+        return (*alone, *sites, *(Site(readers=(name,), stage=stages[kin_of(name)]) for name in kin))
 
     def _visit(self, numbers: Sequence[int]) -> None:
         """Run the deployed block on some batches, until hooks end it."""

@@ -8,7 +8,7 @@ from ..errors import RecipeError, SchemeError
 from ..formats import get_format
 from ..methods import NEAREST, Method, method_named
 from ..schemes import Granularity, ScaleLevel, Scheme
-from .quality import Quality, method_for, picked, without_inputs
+from .quality import method_for, without_inputs
 
 DYNAMIC, STATIC = "dynamic", "static"
 
@@ -177,23 +177,26 @@ class Assignment:
         chosen = method_for(method, self.weight, quantized_inputs=self.input is not None)
         return replace(self, method=chosen)
 
-    def without_inputs(self, quality: Quality | None) -> Assignment:
+    def without_inputs(self) -> Assignment:
         """Return the assignment of a layer without inputs to learn from.
 
-        Args:
-            quality: picked methods of the recipe; one that needs data becomes the one that does without.
+        A method that needs data becomes the one that quality ``fast`` has.
         """
-        if quality in (None, Quality.FAST) or self.weight is None:
+        if self.weight is None or not self.weight_method.needs:
             return self
-        learning = picked(quality, self.weight, quantized_inputs=self.input is not None).method
-        return self if self.method != learning else replace(self, method=without_inputs(self.weight))
+        return replace(self, method=without_inputs(self.weight))
 
     @property
     def needs_calibration(self) -> bool:
         """Whether some parameters come from data."""
         if self.weight is not None and self.weight_method.needs:
             return True
-        return any(part is not None and not part.dynamic for part in (self.input, self.output))
+        return not self.is_dynamic
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether its input and output need no scales from data."""
+        return all(part is None or part.dynamic for part in (self.input, self.output))
 
     def __str__(self) -> str:
         parts = (

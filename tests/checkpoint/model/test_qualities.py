@@ -20,9 +20,9 @@ pytestmark = pytest.mark.rotating
 GOOD = next((alone, with_inputs) for own, alone, with_inputs in LADDER if own is Quality.GOOD)
 
 
-def weights_of(folder: Path) -> dict[str, bytes]:
+def weights_of(folder: Path, ending: str = "safetensors") -> dict[str, bytes]:
     """Return the files of weights; the manifest has the recipe, with the word that was asked for."""
-    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+    return {path.name: path.read_bytes() for path in folder.glob(f"*.{ending}")}
 
 
 def ids() -> torch.Tensor:
@@ -119,8 +119,9 @@ def test_an_embedding_gets_the_method_without_data_and_the_report_names_it(
     plan = zp.plan_checkpoint(wide, "q4_k_m", quality=quality, format="gguf")
     assert [weight.method for weight in plan.weights] == [weight.method for weight in result.plan.weights]
     assert any(note.startswith(said) for note in plan.notes)
-    with pytest.raises(zp.UnsupportedError, match=r"is no Linear layer.*another method by a rule"):
-        zp.quantize_checkpoint(wide, tmp_path / "other", "q4_k_m", method=others, **given)
+    named = zp.quantize_checkpoint(wide, tmp_path / "other", "q4_k_m", method=others, **given)
+    assert weights_of(tmp_path / "other", "gguf") == weights_of(tmp_path / "out", "gguf") != {}
+    assert sum(note.startswith("the method falls back on ggml for 1 weight") for note in named.notes) == 1
 
 
 def test_a_vision_tower_is_quantized_without_data_and_blocks_are_of_the_text(tmp_path: Path) -> None:
@@ -147,8 +148,30 @@ def test_a_vision_tower_is_quantized_without_data_and_blocks_are_of_the_text(tmp
     good, fast = (tensors_of(tmp_path / name) for name in "ab")
     same = {name for name in fast if torch.equal(good[name], fast[name])}
     assert {name.rpartition(".")[0] for name in fast.keys() - same} == text
-    with pytest.raises(zp.CalibrationError, match=r"received no calibration data.*another method by a rule"):
-        zp.quantize_checkpoint(tmp_path / "in", tmp_path / "c", "int4:g64", method="gptq", **options)
+    named = zp.quantize_checkpoint(tmp_path / "in", tmp_path / "c", "int4:g64", method=GOOD[0], **options)
+    assert weights_of(tmp_path / "c") == weights_of(tmp_path / "a")
+    assert sum(note.startswith("the method falls back on mse for") for note in named.notes) == 1
+    weighted = zp.quantize_checkpoint(
+        tmp_path / "in", tmp_path / "d", "int4:g64", method="mse_weighted", **options
+    )
+    found = {weight.module: weight.method for weight in weighted.plan.weights}
+    assert {name for name, method in found.items() if method == "mse_weighted"} == text
+    static = zp.quantize_checkpoint(tmp_path / "in", tmp_path / "e", "fp8", **options)
+    assert {weight.module for weight in static.plan.weights} == text
+    (kept,) = (note for note in static.notes if "stay floats" in note)
+    assert kept.startswith(
+        f"{len(methods) - 14} weights without inputs to learn from stay floats, since scales"
+    )
+    assert zp.verify_checkpoint(tmp_path / "e", tmp_path / "in").ok
+    with pytest.raises(zp.CheckpointError, match=r"26 linear weights would stay unquantized"):
+        zp.quantize_checkpoint(tmp_path / "in", tmp_path / "f", "fp8", strict=True, **options)
+    zp.gather_statistics(tmp_path / "in", tmp_path / "gram.safetensors", ids(), gram=True)
+    saved = zp.quantize_checkpoint(
+        tmp_path / "in", tmp_path / "g", "int4:g64", method="gptq", ignore="*.lm_head",
+        statistics=tmp_path / "gram.safetensors",
+    )  # fmt: skip
+    assert {weight.module for weight in saved.plan.weights if weight.method == "gptq"} == text
+    assert {weight.method for weight in saved.plan.weights if weight.module not in text} == {"mse"}
 
 
 def test_experts_that_no_linear_layer_holds_are_quantized_without_data(tmp_path: Path) -> None:

@@ -16,14 +16,16 @@ from ...errors import CalibrationError, UnsupportedError, count, option, printab
 from ...methods import method_named
 from ...methods.channels import in_order
 from ...methods.rotate import unrotated
-from ...models import LocalQuantize, calibrate_sequential
+from ...models import Calibration, LocalQuantize
+from ...models.calibrate import Watch
+from ...models.sequential import observe_blocks
 from ...params import QuantizationParams
 from ...recipes import Assignment, Recipe, Rule
 from ...stats import Statistics
 from ...training import FakeQuantize
 from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan
-from ..plan.learned_data import static_inputs, unlearned_cache
+from ..plan.learned_data import static_inputs, unlearned_cache, with_fallen
 from ..plan.limits import Limits
 from ..plan.output_tensors import Output
 from ..plan.row_reader import NewTensor
@@ -71,7 +73,7 @@ def calibrated(
     rescaled = replace(plan, folds={name: fold.rescaling for name, fold in plan.folds.items()})
     run = running(plan.source, given, plan.limits, remedy=WITHOUT_DATA, seen=rescaled.seen)
     seen = _observed(wanted, run, static=static, ranges=ranges, place=place, progress=progress)
-    plan = replace(plan, statistics=seen.statistics)
+    plan = with_fallen(replace(plan, statistics=seen.statistics), seen.alone, plan.folds)
     if seen.missing:
         without = f"{len(seen.missing)} of {len(plan.weights)} weights have no importance"
         note = f"{without}, {printable(seen.missing[0])} the first: they are no Linear layers of the model"
@@ -81,7 +83,7 @@ def calibrated(
         note = f"no token reached {what}: inputs have the largest scale of the other experts of the layer"
         plan = replace(plan, notes=(*plan.notes, note))
     if static:
-        inputs = ((weight, seen.inputs.get(weight.module)) for weight in wanted.values())
+        inputs = ((weight, seen.inputs.get(weight.module)) for weight in plan.weights)
         plan = with_added(plan, _scales_of_inputs(inputs))
     return plan if seen.cache is None else seen.cache.added_to(plan)
 
@@ -125,14 +127,15 @@ StatisticsOfModules = Mapping[str, Mapping[str, Statistics]]
 class _Observed:
     """Statistics of the inputs of weights, by module.
 
-    inputs: parameters of static ones. missing: weights that are no Linear layers of the model. borrowed:
-    weights of experts that no token reached, with the parameters of another expert. cache: scales of keys and
-    values, or None.
+    inputs: parameters of static ones. missing: weights that are no Linear layers of the model. alone: tensors
+    without inputs, which they or their methods need. borrowed: weights of experts that no token reached, with
+    the parameters of another expert. cache: scales of keys and values, or None.
     """
 
     statistics: StatisticsOfModules
     inputs: Mapping[str, QuantizationParams | None]
     missing: tuple[str, ...]
+    alone: frozenset[str]
     borrowed: tuple[str, ...]
     cache: LearnedCache | None
 
@@ -156,34 +159,36 @@ def _observed(
             )
         rows = [found for found in model.rows if found.module in wanted]
         missing = sorted(wanted.keys() - {found.module for found in rows})
-        needed = [module for module in missing if method_named(wanted[module].method).needs]
-        if needed:
-            raise UnsupportedError(
-                f"{printable(needed[0])} is no Linear layer of {type(model.root).__name__}, so that "
-                "it has no statistics of inputs; give it another method by a rule, or name it in "
-                f"{option('ignore')}"
-            )
         cache = None if place is None else LearnedCache(model, place, without_scales())
         if cache is not None and not wanted:
             cache.observe(progress=progress)
-            return _Observed(statistics={}, inputs={}, missing=(), borrowed=(), cache=cache)
-        with nullcontext() if cache is None else cache.hooked():
-            found = calibrate_sequential(
-                model.root,
-                _recipe(rows, wanted, static),
-                model.batches,
-                statistic=ranges or EXTREMES,
-                steps=model.steps,
-                progress=progress,
+            return _Observed(
+                statistics={}, inputs={}, missing=(), alone=frozenset(), borrowed=(), cache=cache
             )
+        with nullcontext() if cache is None else cache.hooked():
+            found = _calibration(model, _recipe(rows, wanted, static), ranges, progress=progress)
     seen = {own.module: found.statistics.get(own.layer) for own in rows}
+    needing = {m for m, w in wanted.items() if method_named(w.method).needs or w.layer in static}
+    alone = needing.intersection(
+        (*missing, *(own.module for own in rows if own.layer in found.without_inputs))
+    )
     return _Observed(
         statistics={module: needs for module, needs in seen.items() if needs is not None},
         inputs={own.module: found.params.get(f"{own.layer}.input") for own in rows},
-        missing=tuple(missing),
+        missing=tuple(module for module in missing if module not in needing),
+        alone=frozenset[str]().union(*(wanted[module].reader.names for module in alone)),
         borrowed=tuple(own.module for own in rows if own.layer in found.borrowed),
         cache=cache,
     )
+
+
+def _calibration(model: RunningModel, recipe: Recipe, ranges: str | None, *, progress: bool) -> Calibration:
+    """Return the calibration of the layers that a recipe asks for."""
+    if not recipe.rules:
+        return Calibration()
+    watch = Watch(model.root, recipe, ranges or EXTREMES)
+    observe_blocks(model.root, model.batches, watch, model.steps, progress=progress)
+    return watch.calibration(len(model.batches), every=False)
 
 
 def _scales_of_inputs(

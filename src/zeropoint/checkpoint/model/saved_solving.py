@@ -22,7 +22,7 @@ from ...progress import counted
 from ...stats import State, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, stamps
-from ..plan.learned_data import solving_scheme, static_inputs
+from ..plan.learned_data import solving_scheme, static_inputs, with_fallen
 from ..plan.output_tensors import Output
 from ..read.storage import OpenFiles
 from .importance import weighted
@@ -85,7 +85,7 @@ def solved_from(
     """Return ``plan`` with codes solved from saved Gram matrices.
 
     folder: keeps the codes; what an earlier run left there is used. Raises CalibrationError for statistics
-    that have no such matrices, or none of a weight; CheckpointError where memory is too little.
+    that have no such matrices; CheckpointError where memory is too little.
     """
     require_gram(saved)
     kept = SolvedFolder(folder)
@@ -97,14 +97,13 @@ def solved_from(
     ]
     for _, weight in numbered:
         plan.limits.require_gram((weight.shape[0], weight.shape[1]), workers=plan.limits.workers)
-    groups = defaultdict[str, list[tuple[WeightTask, Output]]](list)
+    groups, alone = defaultdict[str, list[tuple[WeightTask, Output]]](list), set[str]()
+    pool = PooledGrams(saved)
     for number, weight in numbered:
         site = saved.owners.get(weight.module)
-        if site is None or saved.sites[site].features != weight.shape[-1]:
-            raise CalibrationError(
-                f"{printable(weight.module)} is no Linear layer of which there are statistics; give it "
-                f"another method by a rule, or name it in {option('ignore')}"
-            )
+        if site is None or saved.sites[site].features != weight.shape[-1] or not pool.learned(site):
+            alone.update(weight.reader.names)
+            continue
         task = WeightTask(
             name=weight.module,
             number=number,
@@ -117,7 +116,6 @@ def solved_from(
         )
         groups[site].append((task, weight))
     extremes = _extremes(weight for _, weight in numbered)
-    pool = PooledGrams(saved)
     with OpenFiles() as files:
         for site in counted(list(groups), "Solving weights", shown=progress):
             todo = [(task, weight) for task, weight in groups[site] if kept.known(task) is None]
@@ -126,6 +124,7 @@ def solved_from(
                 data = LayerData(statistics={GRAM: gram}, own=saved.sites[site].vectors)
                 _solve(todo, data, extremes, kept, files, workers=plan.limits.workers)
     tasks = [task for group in groups.values() for task, _ in group]
+    plan = with_fallen(plan, alone, plan.folds)
     return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.notes()))
 
 
@@ -222,6 +221,11 @@ class PooledGrams:
     def site(self, module: str) -> str | None:
         """Return the site of a module's Gram matrix, or None."""
         return self._saved.owners.get(module) if self._saved.has_gram else None
+
+    def learned(self, name: str) -> bool:
+        """Return whether a site, or the others of its experts, saw vectors."""
+        sites = self._saved.sites
+        return any(sites[each].vectors for each in self._kin[_place_of(name), sites[name].features])
 
     def state(self, name: str) -> State:
         """Return the state of a site."""

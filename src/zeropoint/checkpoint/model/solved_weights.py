@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
+from ...errors import CheckpointError, option, size_of
 from ...methods import LayerResult, Loss, method_named
 from ...methods.chain import without_corrections
 from ...methods.channels import ChannelFold
@@ -37,9 +37,9 @@ from ...models.solutions import WeightTask, require_corrected
 from ...models.solving import solve
 from ...ops.devices import CPU
 from ...tensor import QuantizedTensor
-from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight, remade
+from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight
 from ..plan.identity import ASKED, identity, require_same, stamps
-from ..plan.learned_data import of_no_inputs, solving_scheme, unlearned_cache, without_data
+from ..plan.learned_data import solving_scheme, unlearned_cache, with_fallen, without_data
 from ..plan.limits import Limits, give_back
 from ..plan.output_tensors import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
@@ -166,14 +166,12 @@ def solved(
         held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"].cpu()
         folds = folds_in_files(model.root, model.rows, kept.folds(tasks, model.root))
     alone = kept.without_data(tasks) | {weight.module for weight in missing}
-    if folds or alone:
-        names = frozenset[str]().union(*(w.reader.names for w in plan.weights if w.module in alone))
-        plan = remade(plan, folds=folds, without_inputs=names)
+    names = frozenset[str]().union(*(w.reader.names for w in plan.weights if w.module in alone))
+    plan = with_fallen(plan, names, folds)
     if cache is not None:
         plan = cache.added_to(plan)
     notes = (
         *plan.notes,
-        *of_no_inputs(plan),
         *of_rescaling(kept.rescalings),
         *of_corrections(plan, kept.corrected),
         *kept.notes(),
@@ -250,25 +248,15 @@ def _passing(tasks: Iterable[WeightTask], model: RunningModel) -> int:
 
 
 def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> tuple[list[WeightTask], list[Output]]:
-    """Return tasks for weights of Linear layers, and weights that fall back.
-
-    Raises UnsupportedError for another weight whose method needs statistics of inputs.
-    """
+    """Return tasks for weights of Linear layers, and weights without inputs."""
     places = {found.module: found for found in rows}
     tasks, missing = list[WeightTask](), list[Output]()
     for number, weight in enumerate(plan.weights):
         own, layer = places.get(weight.module), weight.layer
-        method, alone = unrotated(method_named(weight.method)), without_data(plan, weight)
+        method = unrotated(method_named(weight.method))
         if own is None:
-            if not method.needs:
-                continue
-            if alone is not None:
-                missing.append(weight)
-                continue
-            raise UnsupportedError(
-                f"{printable(weight.module)} is no Linear layer of the model, and has no statistics of "
-                f"inputs; give it another method by a rule, or name it in {option('ignore')}"
-            )
+            missing += [weight] if method.needs else []
+            continue
         source = layer.input
         if f"{weight.module}{BIAS}" not in plan.source.entries:
             method = without_corrections(method)
@@ -279,7 +267,7 @@ def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> tuple[list[Weigh
                 layer=own.layer,
                 scheme=solving_scheme(layer),
                 method=method,
-                without_data=alone,
+                without_data=without_data(weight),
                 rows=_in_file(weight, own.index),
                 dtype=weight.dtype,
                 share=weight.share,

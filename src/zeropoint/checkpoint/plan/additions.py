@@ -6,7 +6,7 @@ Where nothing is quantized or decoded, the result's manifest repeats the weight 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...codecs.known import CONFIG_KEYS, TOOL_FILES
@@ -26,7 +26,7 @@ from .float_view import Floats
 from .limits import Limits
 from .output_table import Outputs
 from .recipe import RecipeText
-from .row_reader import NewTensor
+from .row_reader import NewTensor, RowReader
 from .texts import Text
 
 
@@ -66,7 +66,11 @@ def with_trained(plan: CheckpointPlan, modules: Collection[str]) -> CheckpointPl
 
 def with_added(plan: CheckpointPlan, added: Iterable[NewTensor]) -> CheckpointPlan:
     """Return ``plan`` with tensors added to those that it writes."""
-    readers = [tensor.reader for tensor in added]
+    return with_readers(plan, [tensor.reader for tensor in added])
+
+
+def with_readers(plan: CheckpointPlan, readers: Sequence[RowReader]) -> CheckpointPlan:
+    """Return ``plan`` with readers of tensors added to those that it writes."""
     outputs = plan.outputs.with_added(readers)
     name = index_name(plan.source)
     texts = {name: Text.of(index_text(outputs))} if name in plan.texts else {}

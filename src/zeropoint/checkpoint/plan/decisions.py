@@ -38,6 +38,9 @@ from .selection import (
     why_kept,
 )
 
+NO_INPUTS = "without inputs to learn from"
+"""In the reason of a weight that no data reach, whose method or inputs would learn from them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDecision:
@@ -70,7 +73,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
 
     The rules of ``recipe`` come before the default rules, which decide about what no rule names and give what
     the recipe gives by default. codec: what the files are written in. Embeddings, and others that have
-    no inputs to learn from, get the method that the quality of the recipe has without data.
+    no inputs to learn from, get a method without data; others whose inputs need scales are kept.
 
     Raises RecipeError when a rule has no effect, or gives a scheme to nothing that can be quantized;
     CheckpointError when an include pattern names nothing that can be, or, under strict, when a linear weight
@@ -83,10 +86,8 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     def given(rule: Rule, entry: TensorEntry) -> LayerScheme | None:
         return None if rule.gives is None or not_a_weight(entry) else layers.of(rule.gives, entry.use)
 
-    def method_of(gives: Assignment, entry: TensorEntry) -> str:
-        alone = entry.name in selection.without_inputs or is_embedding(entry, entries, config)
-        quality = recipe.quality if alone else None
-        return gives.without_inputs(quality).method or NEAREST
+    def without_inputs(entry: TensorEntry) -> bool:
+        return entry.name in selection.without_inputs or is_embedding(entry, entries, config)
 
     def decided(entry: TensorEntry) -> TensorDecision:
         rule = rules.first(subject_of(entry, entries, config))
@@ -106,6 +107,9 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
             decision = TensorDecision(
                 entry=entry, layer=None, why=why_kept(rule), reason=_kept_by(rule, kept=kept)
             )
+        elif entry.name in selection.without_inputs and not rule.gives.is_dynamic:
+            reason = f"{NO_INPUTS}, which would give them scales"
+            decision = TensorDecision(entry=entry, layer=None, why=Why.UNFIT, reason=reason)
         elif unfit is not None:
             decision = TensorDecision(entry=entry, layer=None, why=Why.UNFIT, reason=unfit)
         else:
@@ -113,10 +117,12 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
             reason, fitted = kind if by_default else rule.place, layer != asked
             if layer is not None and asked is not None and fitted:
                 reason = f"groups of {group_of(layer.weight)} in place of {group_of(asked.weight)}, {reason}"
+            gives = rule.gives.without_inputs() if without_inputs(entry) else rule.gives
+            reason += "" if gives is rule.gives else f", {NO_INPUTS}"
             decision = TensorDecision(
                 entry=entry,
                 layer=layer,
-                method=method_of(rule.gives, entry),
+                method=gives.method or NEAREST,
                 why=Why.LINEAR if by_default else Why.USER,
                 reason=reason,
                 fitted=fitted,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,16 @@ from ...errors import CalibrationError, all_of, count, option, printable
 from ...methods import NEAREST, LayerData, Method, method_named
 from ...methods.channels import needs_model
 from ...methods.method import MEAN_SQUARE
-from ...recipes import PickedMethod, Quality, picked, without_inputs
+from ...recipes import PickedMethod, Quality, picked
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
-from .checkpoint_plan import CheckpointPlan, kinds_of
+from .additions import with_readers
+from .checkpoint_plan import CheckpointPlan, kinds_of, remade
+from .decisions import NO_INPUTS
 from .output_tensors import Output
-from .selection import is_embedding
 
 if TYPE_CHECKING:
+    from ...methods.channels import ChannelFold
     from ...stats import Statistics
 
 
@@ -144,64 +146,59 @@ _EXAMPLE = "for int4:g64 on SmolLM2-135M the KL divergence falls from 0.338 to 0
 
 
 def of_lower_quality(plan: CheckpointPlan) -> Iterator[str]:
-    """Yield a sentence for each scheme below the quality of the recipe."""
+    """Yield a sentence for each method that is not the quality's own."""
     quality = plan.recipe.quality
-    if quality is None:
-        return
-    for layer, method in {(weight.layer, weight.method): None for weight in kinds_of(plan.weights)}:
+    kinds = {(weight.layer, weight.method): None for weight in kinds_of(plan.weights)}
+    for layer, method in kinds if quality is not None else ():
         pick = _picked(quality, layer)
         if pick.refusal and pick.method == method:
             asked = option("quality", str(quality))
             yield f"{asked} falls back on {method} for {layer}: {pick.refusal}"
-    yield from _of_embeddings(plan, quality)
-
-
-def _of_embeddings(plan: CheckpointPlan, quality: Quality) -> Iterator[str]:
-    """Yield a sentence about embeddings, which have no inputs to learn from."""
-    entries, config = plan.source.entries, plan.source.config or {}
-    fell = (
-        (decision.method, decision.entry.name)
-        for decision in plan.decisions
-        if decision.layer is not None
-        and _picked(quality, decision.layer).method != decision.method
-        and is_embedding(decision.entry, entries, config)
-    )
-    yield from _fallen(fell, quality)
+    yield from of_no_inputs(plan)
 
 
 def of_no_inputs(plan: CheckpointPlan) -> Iterator[str]:
-    """Yield a sentence about weights without inputs in a run."""
-    names = plan.selection.without_inputs
-    if names and plan.recipe.quality is not None:
-        found = ((d.method, d.entry.name) for d in plan.decisions if d.entry.name in names)
-        yield from _fallen(found, plan.recipe.quality)
-
-
-def _fallen(methods: Iterable[tuple[str, str]], quality: Quality) -> Iterator[str]:
-    """Yield a sentence for each method, of methods and weight names."""
+    """Yield a sentence for each method of weights without inputs."""
     found: dict[str, list[str]] = {}
-    for method, name in methods:
-        found.setdefault(method, []).append(name)
+    for decision in plan.decisions:
+        if NO_INPUTS in decision.reason:
+            found.setdefault(decision.method if decision.quantized else "", []).append(decision.entry.name)
+    asked = "the method" if plan.recipe.quality is None else option("quality", str(plan.recipe.quality))
     for method, names in found.items():
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        listed = f"{all_of(map(printable, names[:_LISTED]))}{more}"
+        weights = f"{count(len(names), 'weight')} {NO_INPUTS}"
         yield (
-            f"{option('quality', str(quality))} falls back on {method} for {count(len(names), 'weight')} "
-            f"without inputs to learn from: {all_of(map(printable, names[:_LISTED]))}"
-            f"{f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''}"
+            f"{asked} falls back on {method} for {weights}: {listed}"
+            if method
+            else f"{weights} stay floats, since scales of their inputs are not known: {listed}"
         )
 
 
 _LISTED = 3
 
 
-def without_data(plan: CheckpointPlan, weight: Output) -> Method | None:
-    """Return a quality's method for a weight without inputs.
+def without_data(weight: Output) -> Method:
+    """Return the method of a weight where it has no inputs."""
+    return replace(weight.layer.assignment, method=weight.method).without_inputs().weight_method
 
-    None where the weight has a method that was asked for.
+
+def with_fallen(
+    plan: CheckpointPlan, names: Iterable[str], folds: Mapping[str, ChannelFold]
+) -> CheckpointPlan:
+    """Return a plan after a run, where some tensors have no inputs.
+
+    names: of these. folds: of tensors, by name.
     """
-    quality = plan.recipe.quality
-    if quality in (None, Quality.FAST) or _picked(quality, weight.layer).method != weight.method:
-        return None
-    return method_named(without_inputs(weight.layer.weight))
+    names = frozenset(names)
+    same = folds is plan.folds or not (folds or plan.folds)
+    if same and plan.selection.without_inputs.issuperset(names):
+        return plan
+    made = remade(plan, folds=folds, without_inputs=plan.selection.without_inputs.union(names))
+    own, said = {reader.entry.name for reader in made.outputs.added}, {*of_no_inputs(plan)}
+    made = with_readers(made, [each for each in plan.outputs.added if each.entry.name not in own])
+    kept = (note for note in made.notes if note not in said)
+    return replace(made, notes=(*kept, *of_no_inputs(made)))
 
 
 def offered_quality(plan: CheckpointPlan) -> Iterator[str]:

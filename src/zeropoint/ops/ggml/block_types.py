@@ -16,6 +16,7 @@ from ...layout import code_rows, packing
 from ...params.effective import span
 from ...params.tensors import Params, parameter_tensors
 from ...schemes import Scheme
+from ...schemes.scale_rules import Pick
 from ..reference import require_finite
 from . import plain_blocks, super_blocks, table_blocks
 from .block_columns import Importance, Stored
@@ -67,13 +68,20 @@ _OF = MappingProxyType(
 
 
 @functools.cache
-def _by_structure() -> dict[object, str]:
-    return {Scheme.parse(text).structure: text for text in _OF}
+def _by_structure() -> dict[object, tuple[str, tuple[bool, ...]]]:
+    """Texts by structure, and which of their levels have both signs."""
+    types = {text: Scheme.parse(text) for text in _OF}
+    return {scheme.structure: (text, _signs(scheme)) for text, scheme in types.items()}
+
+
+def _signs(scheme: Scheme) -> tuple[bool, ...]:
+    return tuple(level.picks(Pick.SIGNED) for level in scheme.levels)
 
 
 def type_of(scheme: Scheme) -> str | None:
     """Return the scheme text of the type that stores ``scheme``, or None."""
-    return _by_structure().get(scheme.structure)
+    name, signs = _by_structure().get(scheme.structure, (None, ()))
+    return None if any(both and not own for both, own in zip(signs, _signs(scheme), strict=False)) else name
 
 
 def rounds_last(scheme: Scheme) -> bool:
