@@ -223,10 +223,12 @@ class _Block:
             observed = None
             if any(task.method.takes and task.layer not in self._alone for task in todo):
                 observed = self._observed(own, sites, inputs, kept)
-            reached = [task for task in todo if observed is not None and task.layer not in self._alone]
-            turns = () if observed is None else observed.turns(reached)
-            for turn in ([task for task in todo if task not in reached], *turns):
-                known = [task.layer for task in turn if task in reached]
+            apart = [task for task in todo if observed is None or task.layer in self._alone]
+            turns = (
+                () if observed is None else observed.turns([t for t in todo if t.layer not in self._alone])
+            )
+            for turn in (apart, *turns):
+                known = [] if turn is apart else [task.layer for task in turn]
                 data = {} if observed is None else observed.data(known)
                 begun += self._solve_turn(turn, data, results, extremes, solutions)
         for task in tasks:
@@ -275,7 +277,7 @@ class _Block:
     def _sites(self) -> tuple[Site, ...]:
         """Return the block's sites; unreached layers come with their kin, or alone."""
         sites: list[Site] = []
-        missing = dict(self._layers)
+        missing, stages = dict(self._layers), dict[str, int]()
         learned = (n for n in range(len(self._batches)) if not is_held(n, len(self._batches)))
         for batch in learned:
             run = functools.partial(self._visit, [batch])
@@ -285,9 +287,11 @@ class _Block:
                     del missing[name]
                 if fresh:
                     sites.append(replace(site, readers=fresh))
+            stages = {kin_of(name): site.stage for site in sites for name in site.readers}
             if not missing:
                 return tuple(sites)
-        stages = {kin_of(name): site.stage for site in sites for name in site.readers}
+            if batch >= EVERY and stages.keys().isdisjoint(map(kin_of, missing)):
+                break  # what so many batches do not reach is another part of the model
         self._alone = {name for name in missing if kin_of(name) not in stages}
         self._tasks = without_data(self._tasks, self._alone)
         first = sites[0].stage if sites else 0  # so that others are solved on what these give
@@ -308,7 +312,9 @@ class _Block:
 
     def _run_floats(self, sites: Sequence[Site], inputs: Shelf) -> None:
         """Run the float block, and cache its sites' inputs by batch."""
-        if not self._pairs:
+        if not self._pairs or (
+            self._own is None and all(not self._alone.isdisjoint(s.readers) for s in sites)
+        ):
             return
 
         def see(name: str, x: torch.Tensor) -> None:

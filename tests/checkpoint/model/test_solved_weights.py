@@ -86,6 +86,28 @@ def test_a_command_that_is_interrupted_anywhere_resumes_to_the_same_bytes(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("after", [3, 7])
+def test_a_command_with_weights_without_inputs_resumes_to_the_same_bytes(
+    tmp_path: Path, after: int, stopping: Stopping
+) -> None:
+    """Mamba multiplies with the weight of ``dt_proj`` itself."""
+    config = transformers.MambaConfig(
+        hidden_size=64, state_size=8, num_hidden_layers=2, vocab_size=512, time_step_rank=64
+    )
+    torch.manual_seed(0)
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "in")
+    options = {"ignore": (), "fit": True}
+    whole = quantize(tmp_path / "in", tmp_path / "whole", **options)
+    with stopping(after):
+        quantize(tmp_path / "in", tmp_path / "out", **options)
+    resumed = quantize(tmp_path / "in", tmp_path / "out", **options)
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    for result in (whole, resumed):
+        methods = {weight.module.rpartition(".")[2]: weight.method for weight in result.plan.weights}
+        assert methods == {**dict.fromkeys(("in_proj", "x_proj", "out_proj"), "shift+gptq"), "dt_proj": "mse"}
+        assert sum("falls back on mse for 2 weights" in note for note in result.notes) == 1
+
+
 def test_what_a_kill_or_a_bad_disk_left_is_solved_again(
     source: Path, tmp_path: Path, golden: dict[str, str], stopping: Stopping
 ) -> None:
