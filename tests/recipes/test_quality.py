@@ -7,7 +7,9 @@ import zeropoint as zp
 from zeropoint.cli.options import QualityName
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import CODECS
+from zeropoint.layout.blocks import spread_blocks
 from zeropoint.methods import method_named
+from zeropoint.methods.method import Bound
 from zeropoint.recipes import Assignment, Quality, Recipe, Rule, one_name, parse_recipe, picked
 from zeropoint.recipes.quality import LADDER
 from zeropoint.schemes import Scheme
@@ -36,7 +38,7 @@ def test_without_data_the_best_search_that_takes_the_scheme_is_picked(scheme: st
 
 @pytest.mark.parametrize("layout", list(CODECS))
 def test_the_method_of_fast_quantizes_what_a_layout_holds(layout: str) -> None:
-    """GPTQ's int4 in groups of 32 has the structure of a type of GGUF, whose scales have both signs."""
+    """GPTQ's int4 and int8 in groups of 32 have the structure of types of GGUF, and other scales."""
     x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0))
     tried = 0
     for text in (*CODECS[layout].presets, "int4:g32", "int8:g32", "int5:g32", "uint4:g32:asym", "int4:g128"):
@@ -45,8 +47,11 @@ def test_the_method_of_fast_quantizes_what_a_layout_holds(layout: str) -> None:
         except zp.ZeropointError:
             continue
         name = picked(Quality.FAST, weight, quantized_inputs=False).method
-        error = (x - method_named(name).quantize(x, weight).q.dequantize()).norm() / x.norm()
-        assert float(error) < 0.9, (text, name)
+        q = method_named(name).quantize(x, weight).q
+        assert float((x - q.dequantize()).norm() / x.norm()) < 0.9, (text, name)
+        if method_named(name).bound(weight) is Bound.ROUNDING:
+            bound = spread_blocks(q.error_bound(x), weight.granularity, q.shape)
+            assert bool(((x - q.dequantize()).abs() <= bound).all()), (text, name)
         tried += 1
     assert tried
 

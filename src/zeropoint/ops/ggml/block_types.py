@@ -16,7 +16,7 @@ from ...layout import code_rows, packing
 from ...params.effective import span
 from ...params.tensors import Params, parameter_tensors
 from ...schemes import Scheme
-from ...schemes.scale_rules import Pick
+from ...schemes.scale_rules import Linear, Pick, Store
 from ..reference import require_finite
 from . import plain_blocks, super_blocks, table_blocks
 from .block_columns import Importance, Stored
@@ -68,20 +68,25 @@ _OF = MappingProxyType(
 
 
 @functools.cache
-def _by_structure() -> dict[object, tuple[str, tuple[bool, ...]]]:
-    """Texts by structure, and which of their levels have both signs."""
-    types = {text: Scheme.parse(text) for text in _OF}
-    return {scheme.structure: (text, _signs(scheme)) for text, scheme in types.items()}
+def _by_structure() -> dict[object, str]:
+    return {Scheme.parse(text).structure: text for text in _OF}
 
 
-def _signs(scheme: Scheme) -> tuple[bool, ...]:
-    return tuple(level.picks(Pick.SIGNED) for level in scheme.levels)
-
-
+@functools.lru_cache(maxsize=256)
 def type_of(scheme: Scheme) -> str | None:
-    """Return the scheme text of the type that stores ``scheme``, or None."""
-    name, signs = _by_structure().get(scheme.structure, (None, ()))
-    return None if any(both and not own for both, own in zip(signs, _signs(scheme), strict=False)) else name
+    """Return the scheme text of the type that stores ``scheme``, or None.
+
+    Numbers of both signs, and those that are rounded after the elements, are in both or in neither.
+    """
+    name = _by_structure().get(scheme.structure)
+    if name is None or _rules(scheme) != _rules(Scheme.parse(name)):
+        return None
+    return name
+
+
+def _rules(scheme: Scheme) -> list[tuple[bool, bool] | None]:
+    rules = (level.rule for level in scheme.levels)
+    return [(r.pick is Pick.SIGNED, r.store is Store.LATE) if isinstance(r, Linear) else None for r in rules]
 
 
 def rounds_last(scheme: Scheme) -> bool:
