@@ -98,6 +98,28 @@ def test_a_checkpoint_has_the_numbers_of_its_decoded_model(folder: Path, tmp_pat
     assert found.data[0].startswith("5 windows of 32 tokens, 75 of them scored (")
 
 
+def test_a_model_that_reads_images_too_is_evaluated_on_text(folder: Path, tmp_path: Path) -> None:
+    text = transformers.AutoConfig.from_pretrained(folder / "llama")
+    vision = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "image_size": 28}
+    config = transformers.LlavaConfig(
+        text_config=text, vision_config=transformers.CLIPVisionConfig(num_hidden_layers=1, **vision),
+        vision_feature_layer=-1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(tmp_path / "llava")
+    transformers.AutoTokenizer.from_pretrained(folder / "llama").save_pretrained(tmp_path / "llava")
+    zp.quantize_checkpoint(tmp_path / "llava", tmp_path / "w4", "int4:g32")
+    zp.dequantize_checkpoint(tmp_path / "w4", tmp_path / "floats", dtype="float32")
+    own, base = (
+        transformers.LlavaForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+        for path in (tmp_path / "floats", tmp_path / "llava")
+    )
+    found = zp.evaluate_checkpoint(
+        tmp_path / "w4", tmp_path / "llava", folder / "text.txt", windows=3, **PLAIN
+    )
+    assert_same(found.models[0].statistics, by_others(own, base, folder, 3), tolerance=1e-5)
+
+
 def test_the_reference_is_at_no_distance_from_itself(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "llama", tmp_path / "same")
     found = zp.evaluate_checkpoint(

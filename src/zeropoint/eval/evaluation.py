@@ -223,8 +223,11 @@ def is_encoder(source: Source) -> bool:
     Raises:
         UnsupportedError: where it is neither, or says nothing.
     """
-    name = next(iter(classes_of(source.config or {})), "")
-    if name.endswith(("ForCausalLM", "LMHeadModel")):
+    config = source.config or {}
+    name = next(iter(classes_of(config)), "")
+    # A model that reads images or sound, too, is causal unless it has an encoder of text.
+    others = () if config.get("is_encoder_decoder") else ("ForConditionalGeneration",)
+    if name.endswith(("ForCausalLM", "LMHeadModel", *others)):
         return False
     if name.endswith("Model"):
         return True
