@@ -217,6 +217,18 @@ def test_layers_that_files_join_are_solved_and_run(tmp_path: Path) -> None:
     assert other.notes[-1].startswith("KL divergence")
 
 
+@pytest.mark.parametrize("asked", [{"quality": "good"}, {"method": "gptq"}, {"method": "mse_weighted"}])
+def test_a_model_all_of_whose_weights_are_stored_transposed_is_refused(
+    asked: dict[str, str], tmp_path: Path
+) -> None:
+    config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=512, n_positions=64)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "in")
+    options = {"calibration": ids(), "include": "*c_attn", **asked}
+    with pytest.raises(zp.CalibrationError, match=r"c_attn' is in no Linear layer.* stored transposed"):
+        zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", "int4:g32", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_a_decoder_behind_an_encoder_is_given_its_tokens(tmp_path: Path) -> None:
     config = transformers.T5Config(
         d_model=64, d_ff=64, d_kv=32, num_heads=2, num_layers=2, vocab_size=512, decoder_start_token_id=0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ...architectures import is_transposed
 from ...codecs.data_scales import CacheScales
 from ...codecs.protocol import LayerScheme
-from ...errors import CalibrationError, UnsupportedError, count, option, printable
+from ...errors import CalibrationError, count, option, printable
 from ...methods import method_named
 from ...methods.channels import in_order
 from ...methods.rotate import unrotated
@@ -25,7 +25,7 @@ from ...stats import Statistics
 from ...training import FakeQuantize
 from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan
-from ..plan.learned_data import static_inputs, unlearned_cache, with_fallen
+from ..plan.learned_data import require_inputs, static_inputs, unlearned_cache, with_fallen
 from ..plan.limits import Limits
 from ..plan.output_tensors import Output
 from ..plan.row_reader import NewTensor
@@ -152,13 +152,11 @@ def _observed(
     """Run the model, and return what ``wanted`` and ``place`` need."""
     with run as model:
         config = model.floats.source.config or {}
-        odd = next((module for module in wanted if is_transposed(module, config)), None)
-        if odd is not None:
-            raise UnsupportedError(
-                f"{printable(odd)} is stored transposed, its columns are outputs; {WITHOUT_DATA}"
-            )
-        rows = [found for found in model.rows if found.module in wanted]
+        rows = [
+            each for each in model.rows if each.module in wanted and not is_transposed(each.module, config)
+        ]
         missing = sorted(wanted.keys() - {found.module for found in rows})
+        require_inputs(rows, [wanted[module] for module in missing])
         cache = None if place is None else LearnedCache(model, place, without_scales())
         if cache is not None and not wanted:
             cache.observe(progress=progress)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...architectures import is_transposed
 from ...errors import CheckpointError, option, size_of
 from ...methods import LayerResult, Loss, method_named
 from ...methods.chain import without_corrections
@@ -39,7 +40,7 @@ from ...ops.devices import CPU
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight
 from ..plan.identity import ASKED, identity, require_same, stamps
-from ..plan.learned_data import solving_scheme, unlearned_cache, with_fallen, without_data
+from ..plan.learned_data import require_inputs, solving_scheme, unlearned_cache, with_fallen, without_data
 from ..plan.limits import Limits, give_back
 from ..plan.output_tensors import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
@@ -141,6 +142,7 @@ def solved(
         ids = b"".join(batch["input_ids"].cpu().numpy().tobytes() for batch in model.batches)
         kept.begin({**identity(plan), **stamps(plan), "tokens": hashlib.sha256(ids).hexdigest()})
         (tasks, missing), limits = _tasks(plan, model.rows), plan.limits
+        require_inputs(tasks, missing)
         memo = model.spare - _memory_of(tasks, model, limits)
         if memo < 0:
             raise CheckpointError(
@@ -249,7 +251,8 @@ def _passing(tasks: Iterable[WeightTask], model: RunningModel) -> int:
 
 def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> tuple[list[WeightTask], list[Output]]:
     """Return tasks for weights of Linear layers, and weights without inputs."""
-    places = {found.module: found for found in rows}
+    config = plan.source.config or {}
+    places = {found.module: found for found in rows if not is_transposed(found.module, config)}
     tasks, missing = list[WeightTask](), list[Output]()
     for number, weight in enumerate(plan.weights):
         own, layer = places.get(weight.module), weight.layer

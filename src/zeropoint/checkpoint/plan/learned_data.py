@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -181,6 +181,19 @@ _LISTED = 3
 def without_data(weight: Output) -> Method:
     """Return the method of a weight where it has no inputs."""
     return replace(weight.layer.assignment, method=weight.method).without_inputs().weight_method
+
+
+def require_inputs(known: Sized, others: Sequence[Output]) -> None:
+    """Raise CalibrationError where no weight is in a Linear layer.
+
+    known: weights in Linear layers of the model. others: the rest, such as transposed ones, whose columns are
+    outputs.
+    """
+    if others and not known:
+        raise CalibrationError(
+            f"{printable(others[0].module)} is in no Linear layer of the model, or is stored transposed, and "
+            f"so are all others; quantize them by {option('method', 'mse')}, which needs no data"
+        )
 
 
 def with_fallen(
