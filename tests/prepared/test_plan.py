@@ -308,7 +308,7 @@ def test_reasons_are_given_for_each_backend_that_does_not_run() -> None:
     reported = can_implement("quantize", "int8:round=stochastic(1)", (4, 4))
     assert reported.chosen == "reference"
     assert reported.reasons == {
-        "cpu": "rounding stochastic(1) is not to nearest even",
+        "cpu": "rounding stochastic(1) has no kernel here",
         "triton": "the data is on cpu",
     }
     reported = can_implement("dequantize", "int8", (4, 4))

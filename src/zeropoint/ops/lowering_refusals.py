@@ -39,7 +39,7 @@ def element_refusal(
     if element.bits > 8:
         return f"codes of {element.bits} bits are wider than a byte"
     if scheme.rounding.mode is not RoundingMode.HALF_EVEN and not (decoding or rounds):
-        return f"rounding {scheme.rounding} is not to nearest even"
+        return f"rounding {scheme.rounding} has no kernel here"
     if scheme.overflow is not Overflow.SATURATE:
         return f"overflow {scheme.overflow.value} is not saturate"
     if isinstance(element, CodebookFormat) and len(element.order) > THRESHOLDS + 1:
