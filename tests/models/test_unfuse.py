@@ -26,7 +26,7 @@ from zeropoint.models.experts import SplitExperts
 from zeropoint.models.graph import quantize_graph
 from zeropoint.models.linear_paths import FEW_ROWS
 from zeropoint.models.unfuse import unfused
-from zeropoint.recipes import Recipe, Rule, model_preset
+from zeropoint.recipes import Recipe, Rule, model_preset, parse_recipe
 
 pytestmark = pytest.mark.rotating
 
@@ -223,6 +223,17 @@ def test_an_expert_that_no_token_reaches_has_the_largest_inputs_of_the_others() 
         ]
         assert scales[f"{layer}.input"] == max(reached)
     assert calibrate(made(mixtral), "w8a8_static", [{"input_ids": IDS}]).borrowed == ()
+
+
+def test_an_expert_that_no_token_reaches_has_the_statistics_of_the_others_together() -> None:
+    recipe = parse_recipe("default: 'int4:g32'\nmethod: mse_weighted")
+    found = calibrate(made(mixtral), recipe, [{"input_ids": IDS[:1, :1]}])
+    assert found.borrowed
+    counts = {name: int(known["mean_square"]["vectors"]) for name, known in found.statistics.items()}
+    for layer in found.borrowed:
+        stem = layer.rpartition(".")[0]
+        others = [name for name in counts if name.startswith(f"{stem}.") and name not in found.borrowed]
+        assert counts[layer] == sum(counts[name] for name in others) > 0
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ class Calibration:
         folds: channel folds of the model's parameters, by name.
         without_inputs: layers that no batch reached; codes of ``solved`` ones are by a method without data.
         borrowed: layers of experts that no token reached, whose inputs have the largest parameters among
-            the other experts of their layer.
+            the other experts of their layer, and the statistics of all of these.
     """
 
     params: Mapping[str, QuantizationParams] = field(default_factory=dict)
@@ -300,11 +300,19 @@ class Watch:
         found: dict[str, dict[str, Statistics]] = {}
         for place in self._places.values():
             if place.need and (wanted is None or place.module in wanted):
-                with self._naming(place):
-                    seen = place.observer.statistics()
-                    seen.require_data()
-                found.setdefault(place.layer, {})[place.need] = seen
+                found.setdefault(place.layer, {})[place.need] = self._statistics_of(place)
         return found
+
+    def _statistics_of(self, place: _Place) -> Statistics:
+        reached = self._reached(place) or [place]
+        with self._naming(place):
+            seen, *others = (each.observer.statistics() for each in reached)
+            for other in others:
+                seen = replace(seen, state=seen.accumulator.merge(seen.state, other.state))
+            seen.require_data()
+        if place not in reached:
+            self.borrowed[place.layer] = None
+        return seen
 
     def calibration(self, batches: int, *, every: bool = True) -> Calibration:
         """Return the calibration of all layers.
@@ -333,7 +341,7 @@ class Watch:
             return [place]
         # A router may send no token to an expert, however much text there is.
         key = _EXPERT.sub(r"\1*", place.name)
-        others = () if key == place.name or place.need else self._places.values()
+        others = () if key == place.name else self._places.values()
         return [o for o in others if o.name in self._seen and _EXPERT.sub(r"\1*", o.name) == key]
 
     @contextmanager
@@ -346,8 +354,8 @@ class Watch:
                 raise
             raise CalibrationError(
                 f"{place.name} received no calibration data: no batch reached its layer, or the model uses "
-                "its weight past it; calibrate with batches that reach it (every expert needs a token), or "
-                f"keep the layer by a rule, {{name: '{place.layer}', keep: true}}"
+                "its weight past it; calibrate with batches that reach it, or keep the layer by a rule, "
+                f"{{name: '{place.layer}', keep: true}}"
             ) from error
 
     def outside(self, blocks: Iterable[nn.Module]) -> bool:

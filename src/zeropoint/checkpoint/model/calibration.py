@@ -80,7 +80,7 @@ def calibrated(
         plan = replace(plan, notes=(*plan.notes, note))
     if seen.borrowed:
         what = f"{count(len(seen.borrowed), 'layer')} of experts, such as {printable(seen.borrowed[0])}"
-        note = f"no token reached {what}: inputs have the largest scale of the other experts of the layer"
+        note = f"no token reached {what}: it learns from inputs of the other experts of the layer"
         plan = replace(plan, notes=(*plan.notes, note))
     if static:
         inputs = ((weight, seen.inputs.get(weight.module)) for weight in plan.weights)
