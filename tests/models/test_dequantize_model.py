@@ -144,7 +144,7 @@ def test_a_layer_that_no_batch_reaches_is_named_with_what_to_do() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.seen(x)
 
-    message = r"^unseen.input received no calibration data: .*every expert.*name: 'unseen', keep: true"
+    message = r"^unseen.input received no calibration data: .*name: 'unseen', keep: true"
     with pytest.raises(CalibrationError, match=message):
         zp.calibrate(Half(), "w8a8_static", [torch.randn(2, 8)])
 

@@ -262,8 +262,18 @@ def test_what_methods_need_and_have_not_is_one_sentence_before_anything_is_measu
         zp.search_checkpoint(source, "6bpw", imatrix=file, **options)  # type: ignore[arg-type]
     with pytest.raises(zp.OptionError, match="calibration= and imatrix= both say what inputs are"):
         zp.search_checkpoint(source, "6bpw", imatrix=file, calibration=ids, **options)  # type: ignore[arg-type]
-    with pytest.raises(CalibrationError, match=r"embed_tokens.*which the data do not have"):
-        zp.search_checkpoint(source, "6bpw", calibration=ids, include=["*embed_tokens"], **options)  # type: ignore[arg-type]
+
+
+def test_an_embedding_is_searched_by_a_method_without_data(
+    source: Path, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    options = {"method": "mse_weighted", "candidates": CANDIDATES, "include": ["*embed_tokens"]}
+    zp.search_checkpoint(source, "6bpw", calibration=ids, out=tmp_path / "r.yaml", **options)  # type: ignore[arg-type]
+    given = {"recipe": tmp_path / "r.yaml", "calibration": ids, "force": True}
+    result = zp.quantize_checkpoint(source, tmp_path / "out", **given)
+    methods = {weight.module: weight.method for weight in result.plan.weights}
+    assert methods.pop("model.embed_tokens") == "mse"
+    assert set(methods.values()) == {"mse_weighted"}
 
 
 def test_a_mark_tells_numbers_apart(source: Path, ids: torch.Tensor) -> None:

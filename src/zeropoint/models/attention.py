@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..errors import UnsupportedError
-from .shared_linear import linear_on, own_memory
+from .shared_linear import linear_on
 from .state_dict_hooks import State, add_state_hooks
 
 _OPTIONS: dict[str, Any] = {
@@ -31,7 +31,7 @@ class SplitAttention(nn.Module):
 
         softmax(q_proj(query) k_proj(key)^T / sqrt(head_dim) + mask) v_proj(value), heads joined, out_proj
 
-    Arguments, shapes and results of the call are the same; weights and biases are copies.
+    Arguments, shapes and results of the call are the same; weights and biases share memory.
 
     Args:
         whole: the module to unfuse.
@@ -57,8 +57,8 @@ class SplitAttention(nn.Module):
         apart = (whole.q_proj_weight, whole.k_proj_weight, whole.v_proj_weight)
         weights = apart if joined is None else joined.chunk(3)
         shifts = [None] * 3 if biases is None else biases.chunk(3)
-        self.q_proj, self.k_proj, self.v_proj = map(_linear, weights, shifts)
-        self.out_proj = _linear(whole.out_proj.weight, whole.out_proj.bias)
+        self.q_proj, self.k_proj, self.v_proj = map(linear_on, weights, shifts)
+        self.out_proj = linear_on(whole.out_proj.weight, whole.out_proj.bias)
         self.bias_k, self.bias_v = whole.bias_k, whole.bias_v
         self._joined = joined is not None
         self.train(whole.training)
@@ -196,10 +196,6 @@ class _Names:
             if whole in found:
                 found[f"{name}.weight"] = found.pop(whole)
         return found
-
-
-def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    return own_memory(linear_on(weight, bias))
 
 
 def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.learned_data import offered_quality
+from zeropoint.checkpoint.run.loop import RunResult
 from zeropoint.recipes import Quality
 from zeropoint.recipes.quality import LADDER
 
@@ -124,8 +125,10 @@ def test_an_embedding_gets_the_method_without_data_and_the_report_names_it(
     assert sum(note.startswith("the method falls back on ggml for 1 weight") for note in named.notes) == 1
 
 
-def test_a_vision_tower_is_quantized_without_data_and_blocks_are_of_the_text(tmp_path: Path) -> None:
-    """Its list of blocks is the longer one, and no token reaches it."""
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a vision tower, whose list of blocks is the longer one."""
+    folder = tmp_path_factory.mktemp("llava")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
     config = transformers.LlavaConfig(
         text_config=transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=512),
@@ -133,45 +136,80 @@ def test_a_vision_tower_is_quantized_without_data_and_blocks_are_of_the_text(tmp
         vision_feature_layer=-1,
     )
     torch.manual_seed(0)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+IN_TEXT, ELSEWHERE = 2 * 7, 4 * 6 + 2
+"""Linear weights of the text's blocks, and of the vision tower and what joins the two."""
+_ON_LLAVA: dict[str, object] = {"calibration": ids(), "ignore": "*.lm_head", "force": True}
+
+
+def methods_of(result: RunResult, *, text: bool) -> list[str]:
+    """Return the methods of weights of the text's blocks, or of others."""
+    return [weight.method for weight in result.plan.weights if ("language_model" in weight.module) == text]
+
+
+def test_a_vision_tower_is_quantized_without_data_and_blocks_are_of_the_text(
+    llava: Path, tmp_path: Path
+) -> None:
+    results = [
+        zp.quantize_checkpoint(llava, tmp_path / name, "int4:g64", **asked, **_ON_LLAVA)
+        for name, asked in (("a", {"quality": "good"}), ("b", {"method": GOOD[0]}))
+    ]
+    for result, asked in zip(results, ("quality='good'", "the method"), strict=True):
+        assert methods_of(result, text=True) == [GOOD[0]] * IN_TEXT
+        assert methods_of(result, text=False) == ["mse"] * ELSEWHERE
+        (fell,) = (note for note in result.notes if "falls back" in note)
+        assert fell.startswith(f"{asked} falls back on mse for {ELSEWHERE} weights without inputs to learn")
+    assert weights_of(tmp_path / "a") == weights_of(tmp_path / "b")
+    assert zp.verify_checkpoint(tmp_path / "a", llava).ok
+    zp.quantize_checkpoint(llava, tmp_path / "c", "int4:g64", quality="fast", ignore="*.lm_head")
+    good, fast = (tensors_of(tmp_path / name) for name in "ac")
+    other = {name.rpartition(".")[0] for name in fast if not torch.equal(good[name], fast[name])}
+    assert other == {w.module for w in results[0].plan.weights if "language_model" in w.module}
+
+
+def test_an_attention_module_of_torch_has_the_weights_of_its_file(tmp_path: Path) -> None:
+    """The head of SigLIP is one, of which four layers are made while the model runs."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**sizes, vocab_size=512),
+        vision_config=transformers.SiglipVisionConfig(**sizes, image_size=28),
+        vision_feature_layer=-1,
+    )
+    torch.manual_seed(0)
     transformers.LlavaForConditionalGeneration(config).save_pretrained(tmp_path / "in")
-    options = {"calibration": ids(), "ignore": "*.lm_head", "force": True}
-    result = zp.quantize_checkpoint(tmp_path / "in", tmp_path / "a", "int4:g64", quality="good", **options)
-    methods = {weight.module: weight.method for weight in result.plan.weights}
-    text = {name for name, method in methods.items() if method == GOOD[0]}
-    assert len(text) == 2 * 7
-    assert all("language_model" in name for name in text)
-    assert {methods[name] for name in methods.keys() - text} == {"mse"}
-    (fell,) = (note for note in result.notes if "falls back" in note)
-    assert fell.startswith(f"quality='good' falls back on mse for {len(methods) - 14} weights without inputs")
-    assert zp.verify_checkpoint(tmp_path / "a", tmp_path / "in").ok
-    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "b", "int4:g64", quality="fast", ignore="*.lm_head")
-    good, fast = (tensors_of(tmp_path / name) for name in "ab")
-    same = {name for name in fast if torch.equal(good[name], fast[name])}
-    assert {name.rpartition(".")[0] for name in fast.keys() - same} == text
-    named = zp.quantize_checkpoint(tmp_path / "in", tmp_path / "c", "int4:g64", method=GOOD[0], **options)
-    assert weights_of(tmp_path / "c") == weights_of(tmp_path / "a")
-    assert sum(note.startswith("the method falls back on mse for") for note in named.notes) == 1
-    weighted = zp.quantize_checkpoint(
-        tmp_path / "in", tmp_path / "d", "int4:g64", method="mse_weighted", **options
+    result = zp.quantize_checkpoint(
+        tmp_path / "in", tmp_path / "out", "int4:g64", quality="good", **_ON_LLAVA
     )
-    found = {weight.module: weight.method for weight in weighted.plan.weights}
-    assert {name for name, method in found.items() if method == "mse_weighted"} == text
-    static = zp.quantize_checkpoint(tmp_path / "in", tmp_path / "e", "fp8", **options)
-    assert {weight.module for weight in static.plan.weights} == text
+    assert any(weight.module.endswith("head.attention.out_proj") for weight in result.plan.weights)
+    assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").ok
+
+
+def test_static_inputs_that_no_token_reaches_keep_their_weights_as_floats(
+    llava: Path, tmp_path: Path
+) -> None:
+    static = zp.quantize_checkpoint(llava, tmp_path / "a", "fp8", **_ON_LLAVA)
+    assert (len(methods_of(static, text=True)), methods_of(static, text=False)) == (IN_TEXT, [])
     (kept,) = (note for note in static.notes if "stay floats" in note)
-    assert kept.startswith(
-        f"{len(methods) - 14} weights without inputs to learn from stay floats, since scales"
-    )
-    assert zp.verify_checkpoint(tmp_path / "e", tmp_path / "in").ok
-    with pytest.raises(zp.CheckpointError, match=r"26 linear weights would stay unquantized"):
-        zp.quantize_checkpoint(tmp_path / "in", tmp_path / "f", "fp8", strict=True, **options)
-    zp.gather_statistics(tmp_path / "in", tmp_path / "gram.safetensors", ids(), gram=True)
-    saved = zp.quantize_checkpoint(
-        tmp_path / "in", tmp_path / "g", "int4:g64", method="gptq", ignore="*.lm_head",
-        statistics=tmp_path / "gram.safetensors",
-    )  # fmt: skip
-    assert {weight.module for weight in saved.plan.weights if weight.method == "gptq"} == text
-    assert {weight.method for weight in saved.plan.weights if weight.module not in text} == {"mse"}
+    assert kept.startswith(f"{ELSEWHERE} weights without inputs to learn from stay floats, since scales")
+    assert zp.verify_checkpoint(tmp_path / "a", llava).ok
+    with pytest.raises(zp.CheckpointError, match=f"{ELSEWHERE} linear weights would stay unquantized"):
+        zp.quantize_checkpoint(llava, tmp_path / "b", "fp8", strict=True, **_ON_LLAVA)
+
+
+def test_statistics_of_some_weights_leave_others_to_a_method_without_data(
+    llava: Path, tmp_path: Path
+) -> None:
+    zp.gather_statistics(llava, tmp_path / "gram.safetensors", ids(), gram=True)
+    for method, given in (
+        ("mse_weighted", _ON_LLAVA),
+        ("gptq", {"statistics": tmp_path / "gram.safetensors", "ignore": "*.lm_head", "force": True}),
+    ):
+        result = zp.quantize_checkpoint(llava, tmp_path / method, "int4:g64", method=method, **given)
+        assert methods_of(result, text=True) == [method] * IN_TEXT
+        assert methods_of(result, text=False) == ["mse"] * ELSEWHERE
 
 
 def test_experts_that_no_linear_layer_holds_are_quantized_without_data(tmp_path: Path) -> None:
