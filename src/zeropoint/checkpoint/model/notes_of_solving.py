@@ -90,7 +90,7 @@ def _bounded(losses: Mapping[str, Loss]) -> Iterator[str]:
     loss = math.fsum(each.loss for each in known) / len(known)
     bound = math.fsum(each.bound for each in known) / len(known)
     over = sum(each.over for each in known)
-    rows = f"; {over:,} rows that clip are over theirs" if over else ""
+    rows = f"; codes that clip take {count(over, 'row')} past it" if over else ""
     yield (
         f"outputs on all that was learned are off by {loss:.3%} of their squares from those of what was "
         f"rounded, for which error feedback proves at most {bound:.3%} where nothing clips{rows}"
