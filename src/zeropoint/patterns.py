@@ -233,7 +233,8 @@ def near_patterns(pattern: str, names: Iterable[str]) -> str:
     for name in names:
         *before, last = name.split(".")
         for place, part in enumerate(before):
-            known.setdefault(part, f"*.{part}.*" if place else f"{part}.*")
+            if not part.isdigit():
+                known.setdefault(part, f"*.{part}.*" if place else f"{part}.*")
         known |= {last: f"*.{last}", name: name}
     close = closest(pattern.removeprefix(REGEX).strip(".*^$"), known)
     return f"did you mean {' or '.join(known[word] for word in close)}?" if close else ""

@@ -51,3 +51,6 @@ def test_a_model_is_solved_on_tokens_or_says_why_not(model_type: str, refused: s
     fell = [weight for weight in result.plan.weights if weight.method != "shift+gptq"]
     assert bool(fell) == any("falls back on" in note for note in result.notes)
     assert zp.verify_checkpoint(tmp_path / "out", source).ok
+    # Codes of another weight are off by as much as the weight itself.
+    errors = {about["module"]: about["error"]["relative"] for about in result.to_dict()["weights"]}
+    assert max(errors.values()) < 0.6, errors

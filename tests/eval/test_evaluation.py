@@ -100,13 +100,7 @@ def test_a_checkpoint_has_the_numbers_of_its_decoded_model(folder: Path, tmp_pat
 
 def test_a_model_that_reads_images_too_is_evaluated_on_text(folder: Path, tmp_path: Path) -> None:
     text = transformers.AutoConfig.from_pretrained(folder / "llama")
-    vision = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "image_size": 28}
-    config = transformers.LlavaConfig(
-        text_config=text, vision_config=transformers.CLIPVisionConfig(num_hidden_layers=1, **vision),
-        vision_feature_layer=-1,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    transformers.LlavaForConditionalGeneration(config).save_pretrained(tmp_path / "llava")
+    tiny_models.llava(text, layers=1).save_pretrained(tmp_path / "llava")
     transformers.AutoTokenizer.from_pretrained(folder / "llama").save_pretrained(tmp_path / "llava")
     zp.quantize_checkpoint(tmp_path / "llava", tmp_path / "w4", "int4:g32")
     zp.dequantize_checkpoint(tmp_path / "w4", tmp_path / "floats", dtype="float32")

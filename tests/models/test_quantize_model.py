@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.peers import transformers
+from tests.oracles import tiny_models
 from torch import nn
 
 import zeropoint as zp
@@ -258,14 +258,7 @@ def test_a_rule_all_of_whose_layers_get_smaller_groups_is_no_mistake() -> None:
 
 
 def test_layers_that_no_batch_reaches_get_a_method_without_data() -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
-    config = transformers.LlavaConfig(
-        text_config=transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=64),
-        vision_config=transformers.CLIPVisionConfig(**sizes, num_hidden_layers=3, image_size=28),
-        vision_feature_layer=-1,
-    )
-    torch.manual_seed(0)
-    model = transformers.LlavaForConditionalGeneration(config).eval()
+    model = tiny_models.llava(layers=3)
     batches = [{"input_ids": torch.randint(0, 31, (1, 16))} for _ in range(8)]
     good = zp.quantize_model(model, "int4:g32", quality="good", calibration=batches, ignore="*lm_head")
     methods = {layer.name: layer.gives.method for layer in good.layers if layer.gives is not None}

@@ -291,6 +291,34 @@ def test_a_layer_that_only_held_out_batches_reach_has_no_inputs_to_learn_from(ro
     }
 
 
+def test_a_part_of_a_model_that_no_batch_reaches_costs_eight_runs_and_none_of_floats() -> None:
+    class Model(nn.Module):
+        """A tower next to the blocks, and a head that counts its runs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks, self.tower = nn.ModuleList(nn.Linear(32, 32) for _ in range(2)), nn.Linear(32, 32)
+            self.runs = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            self.runs += 1
+            return x
+
+    torch.manual_seed(0)
+    model, found = Model().eval(), Solved()
+    solve(
+        model,
+        [torch.randn(8, 32) for _ in range(64)],
+        tasks_of(model, "shift+gptq", "int4:g32"),
+        Steps(),
+        found,
+    )
+    assert found.methods["tower"].name == "nearest"
+    assert model.runs == 8
+
+
 def test_a_part_that_reads_what_is_solved_later_is_computed_again() -> None:
     class Part(nn.Module):
         def __init__(self) -> None:

@@ -32,6 +32,23 @@ def llama(*, seed: int = 0, layers: int = 1, **sizes: Any) -> transformers.Llama
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**defaults, **sizes})).eval()
 
 
+def llava(
+    text: transformers.PretrainedConfig | None = None, *, tower: str = "CLIP", layers: int = 4
+) -> transformers.LlavaForConditionalGeneration:
+    """A model that reads images, too; of two layers of text unless ``text`` has others.
+
+    tower: ``"CLIP"`` or ``"Siglip"``, of so many layers.
+    """
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
+    kind = getattr(transformers, f"{tower}VisionConfig")
+    config = transformers.LlavaConfig(
+        text_config=text or transformers.LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=512),
+        vision_config=kind(**sizes, num_hidden_layers=layers, image_size=28), vision_feature_layer=-1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.LlavaForConditionalGeneration(config).eval()
+
+
 def config_of(name: str, vocab_size: int, **sizes: Any) -> transformers.PretrainedConfig:
     """Return the configuration of a tiny model; sizes are those that differ from the usual ones."""
     t = transformers

@@ -48,7 +48,7 @@ def blocks_of(model: nn.Module, names: Sequence[str] = ()) -> list[tuple[str, nn
 
 def token_embeddings(model: nn.Module) -> nn.Module | None:
     """Return the embeddings of tokens of a model of transformers, or None."""
-    with suppress(NotImplementedError):
+    with suppress(NotImplementedError):  # raised where a class does not say which these are
         found: nn.Module | None = getattr(model, "get_input_embeddings", lambda: None)()
         return found if hasattr(found, "num_embeddings") else None
     return None

@@ -220,15 +220,13 @@ class _Block:
         todo = [task for task in tasks if results[task.name] is None]
         begun = list[BegunWeight]()
         with Shelf(self._steps.spill or self._steps.folder) as kept:
+            reached = [task for task in todo if task.layer not in self._alone]
             observed = None
-            if any(task.method.takes and task.layer not in self._alone for task in todo):
+            if any(task.method.takes for task in reached):
                 observed = self._observed(own, sites, inputs, kept)
-            apart = [task for task in todo if observed is None or task.layer in self._alone]
-            turns = (
-                () if observed is None else observed.turns([t for t in todo if t.layer not in self._alone])
-            )
-            for turn in (apart, *turns):
-                known = [] if turn is apart else [task.layer for task in turn]
+            turns = [reached] if observed is None else observed.turns(reached)
+            for turn in ([task for task in todo if task.layer in self._alone], *turns):
+                known = [task.layer for task in turn if task.layer not in self._alone]
                 data = {} if observed is None else observed.data(known)
                 begun += self._solve_turn(turn, data, results, extremes, solutions)
         for task in tasks:
@@ -312,9 +310,8 @@ class _Block:
 
     def _run_floats(self, sites: Sequence[Site], inputs: Shelf) -> None:
         """Run the float block, and cache its sites' inputs by batch."""
-        if not self._pairs or (
-            self._own is None and all(not self._alone.isdisjoint(s.readers) for s in sites)
-        ):
+        read = {name for site in sites for name in site.readers} - self._alone
+        if not self._pairs or (self._own is None and not read):
             return
 
         def see(name: str, x: torch.Tensor) -> None:

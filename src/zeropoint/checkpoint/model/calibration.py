@@ -25,7 +25,7 @@ from ...stats import Statistics
 from ...training import FakeQuantize
 from ..plan.additions import with_added
 from ..plan.checkpoint_plan import CheckpointPlan
-from ..plan.learned_data import require_inputs, static_inputs, unlearned_cache, with_fallen
+from ..plan.learned_data import replanned, require_inputs, static_inputs, unlearned_cache
 from ..plan.limits import Limits
 from ..plan.output_tensors import Output
 from ..plan.row_reader import NewTensor
@@ -73,7 +73,7 @@ def calibrated(
     rescaled = replace(plan, folds={name: fold.rescaling for name, fold in plan.folds.items()})
     run = running(plan.source, given, plan.limits, remedy=WITHOUT_DATA, seen=rescaled.seen)
     seen = _observed(wanted, run, static=static, ranges=ranges, place=place, progress=progress)
-    plan = with_fallen(replace(plan, statistics=seen.statistics), seen.alone, plan.folds)
+    plan = replanned(replace(plan, statistics=seen.statistics), seen.alone, plan.folds)
     if seen.missing:
         without = f"{len(seen.missing)} of {len(plan.weights)} weights have no importance"
         note = f"{without}, {printable(seen.missing[0])} the first: they are no Linear layers of the model"
@@ -182,8 +182,6 @@ def _observed(
 
 def _calibration(model: RunningModel, recipe: Recipe, ranges: str | None, *, progress: bool) -> Calibration:
     """Return the calibration of the layers that a recipe asks for."""
-    if not recipe.rules:
-        return Calibration()
     watch = Watch(model.root, recipe, ranges or EXTREMES)
     observe_blocks(model.root, model.batches, watch, model.steps, progress=progress)
     return watch.calibration(len(model.batches), every=False)

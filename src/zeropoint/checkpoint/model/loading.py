@@ -35,7 +35,7 @@ from ..read.decoding import read_lines, read_tensor
 from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Files, OpenFiles, shown
-from .parameter_names import STACKED, WEIGHT, WeightRows, file_rows, file_tensors, model_weights
+from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
 from .parts import layer_scheme_of, whole_scale
 
 
@@ -129,43 +129,86 @@ def fill(
     read: reads one. Raises CheckpointError for a tensor of another shape, UnsupportedError for a dtype that
     torch lacks.
     """
-    memory, joined = {tensor.untyped_storage().data_ptr() for tensor in state.values()}, list[str]()
+    memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
+    joined = list[str]()
     for name in names:
-        value, view = read(name), views[name]
-        if value.ndim == len(STACKED) and view.shape != value.shape == view.mT.shape:
-            value = value.mT  # experts, which releases of transformers save either way
-        if view.shape != value.shape:
-            raise CheckpointError(
-                f"{printable(name)} of shape {list(value.shape)} does not fit the model, which has "
-                f"{list(view.shape)} there; pass a model of the same architecture"
-            )
-        if view.untyped_storage().data_ptr() in memory:
-            view.copy_(value)
-        else:
+        view = views[name]
+        if view.untyped_storage().data_ptr() not in memory:
             joined.append(name)
+            continue
+        value = read(name)
+        # Releases of transformers save experts in either order of axes.
+        if "experts" in name.split(".") and view.shape != value.shape == view.mT.shape:
+            value = value.mT
+        _require_shape(name, value, view.shape)
+        view.copy_(value)
     if joined:
         viewed = {view.untyped_storage().data_ptr() for view in views.values()}
         parts = {n: t for n, t in state.items() if t.untyped_storage().data_ptr() not in viewed}
-        _fill_parts(model, parts, joined, read)
+        _fill_parts(model, parts, {name: views[name].shape for name in joined}, read)
+
+
+def _require_shape(name: str, value: torch.Tensor, shape: torch.Size) -> None:
+    if value.shape != shape:
+        raise CheckpointError(
+            f"{printable(name)} of shape {list(value.shape)} does not fit the model, which has "
+            f"{list(shape)} there; pass a model of the same architecture"
+        )
 
 
 def _fill_parts(
     model: nn.Module,
     parts: Mapping[str, torch.Tensor],
-    names: Iterable[str],
+    shapes: Mapping[str, torch.Size],
     read: Callable[[str], torch.Tensor],
 ) -> None:
-    """Copy tensors that files join into their parts, element by element."""
-    numbers, begins, end = dict[str, torch.Tensor](), dict[str, int](), 0
+    """Copy tensors that files join into their parts.
+
+    shapes: of the tensors, by name. Where rows go is asked of transformers, and where elements go of tensors
+    that are joined otherwise.
+    """
+    for by_rows in (True, False):
+        left, filled = dict[str, torch.Size](), set[str]()
+        numbers, lines, begins = _numbered(parts, by_rows=by_rows)
+        places = file_tensors(model, numbers)
+        for name, shape in shapes.items():
+            at = places[name]
+            if by_rows and at.ndim > 1 and at.shape[-1] == 2 and torch.equal(at[..., 0], at[..., 1]):
+                at = at[..., 0]
+            if at.shape not in (shape, shape[:-1]):
+                left[name] = shape
+                continue
+            value = read(name)
+            _require_shape(name, value, shape)
+            rows, at = value.reshape(at.numel(), -1), at.flatten()
+            for part, own in lines.items():
+                inside = (at >= begins[part]) & (at < begins[part] + len(own))
+                if bool(inside.any()):
+                    own[at[inside] - begins[part]] = rows[inside].to(own.dtype)
+                    filled.add(part)
+        shapes, parts = left, {name: part for name, part in parts.items() if name not in filled}
+        if not shapes:
+            return
+    raise UnsupportedError(f"{printable(next(iter(shapes)))} is stored with what the model does not have")
+
+
+def _numbered(
+    parts: Mapping[str, torch.Tensor], *, by_rows: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, int]]:
+    """Return numbers of rows or elements, these rows, and first numbers.
+
+    by_rows: in two columns; vectors are numbered by their elements all the same.
+    """
+    numbers, lines, begins, end = dict[str, torch.Tensor](), dict[str, torch.Tensor](), dict[str, int](), 0
     for name, part in parts.items():
-        begins[name], end = end, end + part.numel()
-        numbers[name] = torch.arange(begins[name], end).reshape(part.shape)
-    places = file_tensors(model, numbers)
-    for name in names:
-        at, value = places[name].flatten(), read(name).flatten()
-        for own, part in parts.items():
-            inside = (at >= begins[own]) & (at < begins[own] + part.numel())
-            part.view(-1)[at[inside] - begins[own]] = value[inside].to(part.dtype)
+        whole = by_rows and part.ndim > 1
+        lines[name] = part.view(-1, part.shape[-1] if whole else 1)
+        begins[name], end = end, end + len(lines[name])
+        own = torch.arange(begins[name], end)
+        numbers[name] = (
+            torch.stack([own, own], -1).view(*part.shape[:-1], 2) if whole else own.view(part.shape)
+        )
+    return numbers, lines, begins
 
 
 @dataclass(frozen=True, slots=True)

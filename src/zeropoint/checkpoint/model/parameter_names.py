@@ -127,8 +127,10 @@ def file_rows(
             raise UnsupportedError(f"the weight {printable(name)} is empty; give it some rows and columns")
         owners = sorted(set((torch.searchsorted(begins, numbers.flatten(), right=True) - 1).tolist()))
         layers, first = [starts[int(begins[owner])] for owner in owners], int(begins[owners[0]])
-        if numbers.ndim == len(STACKED) and len(layers) == len(numbers):
-            found += _rows_of_experts(name, layers, interleaved)
+        if numbers.ndim == len(_STACKED) and len(layers) == len(numbers):
+            first_rows = begins[torch.tensor(owners)]
+            of_columns = numbers[..., 0] if numbers.shape[-1] == 2 else numbers[:, 0]
+            found += _rows_of_experts(name, layers, of_columns - first_rows[:, None], interleaved)
             continue
         layer, in_columns = layers[0][0], numbers.ndim == 2 == numbers.shape[1] and torch.equal(*numbers.T)
         if len(layers) > 1 or not in_columns or not name.endswith(WEIGHT):
@@ -145,20 +147,22 @@ def file_rows(
     return found
 
 
-def _rows_of_experts(name: str, layers: Sequence[tuple[str, int]], interleaved: bool) -> Iterator[WeightRows]:
+def _rows_of_experts(
+    name: str, layers: Sequence[tuple[str, int]], rows: torch.Tensor, interleaved: bool
+) -> Iterator[WeightRows]:
     """Yield the rows of each matrix in a tensor of all experts.
 
-    layers: of the experts in order, with their rows.
+    layers: of the experts in order. rows: numbers of a layer's rows in the order of the file, for each.
     """
     holder = holder_of(module_of(name).rpartition(".")[0])
-    for expert, (layer, rows) in enumerate(layers):
-        parts, index = expert_parts(layer.rpartition(".")[0]), torch.arange(rows)
+    for expert, ((layer, _), index) in enumerate(zip(layers, rows, strict=True)):
+        parts = expert_parts(layer.rpartition(".")[0])
         own = [index[n :: len(parts)] for n in range(len(parts))] if interleaved else index.chunk(len(parts))
         for part, numbers in zip(parts, own, strict=True):
             yield WeightRows(module=f"{holder}.{expert}.{part}", layer=layer, index=numbers)
 
 
-STACKED = ("experts", "rows", "one")
+_STACKED = ("experts", "rows", "one")
 """The axes of the numbers of all experts of a layer."""
 
 

@@ -122,7 +122,7 @@ def running(
             if own:
                 generate(root, weights.block, blocks, windows, workers=limits.batches_at_once)
             given = [{name: x.to(device) for name, x in batch.items()} for batch in batches]
-            batches = [_with_decoder_ids(model, batch) for batch in given]
+            batches = [with_decoder_ids(model, batch) for batch in given]
             yield RunningModel(
                 floats=floats, root=root, rows=rows, steps=Steps(blocks=blocks, loaded=weights.block),
                 batches=batches, vocabulary=vocabulary, longest=longest, width=config.hidden_size,
@@ -130,7 +130,7 @@ def running(
             )  # fmt: skip
 
 
-def _with_decoder_ids(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_decoder_ids(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a batch with ids, one token later, for a decoder.
 
     This is what models of transformers take that make them by themselves, as BART.

@@ -22,7 +22,7 @@ from ...progress import counted
 from ...stats import State, Statistics
 from ..plan.checkpoint_plan import CheckpointPlan
 from ..plan.identity import identity, stamps
-from ..plan.learned_data import solving_scheme, static_inputs, with_fallen
+from ..plan.learned_data import replanned, solving_scheme, static_inputs
 from ..plan.output_tensors import Output
 from ..read.storage import OpenFiles
 from .importance import weighted
@@ -124,7 +124,7 @@ def solved_from(
                 data = LayerData(statistics={GRAM: gram}, own=saved.sites[site].vectors)
                 _solve(todo, data, extremes, kept, files, workers=plan.limits.workers)
     tasks = [task for group in groups.values() for task, _ in group]
-    plan = with_fallen(plan, alone, plan.folds)
+    plan = replanned(plan, alone, plan.folds)
     return replace(plan, solved=kept.weights(tasks), notes=(*plan.notes, *kept.notes()))
 
 

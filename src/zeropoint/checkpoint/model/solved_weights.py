@@ -40,7 +40,7 @@ from ...ops.devices import CPU
 from ...tensor import QuantizedTensor
 from ..plan.checkpoint_plan import CheckpointPlan, SolvedWeight
 from ..plan.identity import ASKED, identity, require_same, stamps
-from ..plan.learned_data import require_inputs, solving_scheme, unlearned_cache, with_fallen, without_data
+from ..plan.learned_data import replanned, require_inputs, solving_scheme, unlearned_cache, without_data
 from ..plan.limits import Limits, give_back
 from ..plan.output_tensors import Output
 from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
@@ -169,7 +169,7 @@ def solved(
         folds = folds_in_files(model.root, model.rows, kept.folds(tasks, model.root))
     alone = kept.without_data(tasks) | {weight.module for weight in missing}
     names = frozenset[str]().union(*(w.reader.names for w in plan.weights if w.module in alone))
-    plan = with_fallen(plan, names, folds)
+    plan = replanned(plan, names, folds)
     if cache is not None:
         plan = cache.added_to(plan)
     notes = (

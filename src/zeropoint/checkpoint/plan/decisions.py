@@ -38,16 +38,13 @@ from .selection import (
     why_kept,
 )
 
-NO_INPUTS = "without inputs to learn from"
-"""In the reason of a weight that no data reach, whose method or inputs would learn from them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDecision:
     """Decision about a tensor: quantized to ``layer``, or kept if None.
 
     why: where it comes from. reason: in words. fitted: whether ``layer`` has a smaller group than was asked
-    for.
+    for. no_inputs: whether it would be another one with inputs to learn from.
     """
 
     entry: TensorEntry
@@ -56,6 +53,7 @@ class TensorDecision:
     why: Why
     reason: str
     fitted: bool = False
+    no_inputs: bool = False
 
     @property
     def quantized(self) -> bool:
@@ -86,9 +84,6 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     def given(rule: Rule, entry: TensorEntry) -> LayerScheme | None:
         return None if rule.gives is None or not_a_weight(entry) else layers.of(rule.gives, entry.use)
 
-    def without_inputs(entry: TensorEntry) -> bool:
-        return entry.name in selection.without_inputs or is_embedding(entry, entries, config)
-
     def decided(entry: TensorEntry) -> TensorDecision:
         rule = rules.first(subject_of(entry, entries, config))
         by_default = rule is recipe.default
@@ -104,12 +99,12 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
             why = Why.UNFIT if experts or selection.includes(entry.name) else Why.DEFAULT
             decision = TensorDecision(entry=entry, layer=None, why=why, reason=problem)
         elif rule.gives is None:
-            decision = TensorDecision(
-                entry=entry, layer=None, why=why_kept(rule), reason=_kept_by(rule, kept=kept)
-            )
+            why = why_kept(rule)
+            decision = TensorDecision(entry=entry, layer=None, why=why, reason=_kept_by(rule, kept=kept))
         elif entry.name in selection.without_inputs and not rule.gives.is_dynamic:
-            reason = f"{NO_INPUTS}, which would give them scales"
-            decision = TensorDecision(entry=entry, layer=None, why=Why.UNFIT, reason=reason)
+            decision = TensorDecision(
+                entry=entry, layer=None, why=Why.UNFIT, reason=_NO_SCALES, no_inputs=True
+            )
         elif unfit is not None:
             decision = TensorDecision(entry=entry, layer=None, why=Why.UNFIT, reason=unfit)
         else:
@@ -117,8 +112,8 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
             reason, fitted = kind if by_default else rule.place, layer != asked
             if layer is not None and asked is not None and fitted:
                 reason = f"groups of {group_of(layer.weight)} in place of {group_of(asked.weight)}, {reason}"
-            gives = rule.gives.without_inputs() if without_inputs(entry) else rule.gives
-            reason += "" if gives is rule.gives else f", {NO_INPUTS}"
+            alone = entry.name in selection.without_inputs or is_embedding(entry, entries, config)
+            gives = rule.gives.without_inputs() if alone else rule.gives
             decision = TensorDecision(
                 entry=entry,
                 layer=layer,
@@ -126,6 +121,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
                 why=Why.LINEAR if by_default else Why.USER,
                 reason=reason,
                 fitted=fitted,
+                no_inputs=gives is not rule.gives,
             )
         uses.add(rule, decision, possible=problem is None)
         return decision
@@ -144,6 +140,9 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     return decisions
 
 
+_NO_SCALES = "no data reached its inputs, whose scales are fixed before run time"
+
+
 def _kept_by(rule: Rule, *, kept: bool) -> str:
     """Return a rule's reason, with its place in the user's recipe.
 
@@ -157,14 +156,19 @@ def _kept_by(rule: Rule, *, kept: bool) -> str:
 def compact(entries: Entries, decisions: Iterable[TensorDecision]) -> Sequence[TensorDecision]:
     """Return decisions about ``entries``, in their order, in columns."""
     of, kinds = array("I"), Interned()
-    for decision in decisions:
-        d = decision
-        of.append(kinds.number((d.layer, d.method, d.why, d.reason, d.fitted)))
+    for d in decisions:
+        of.append(kinds.number((d.layer, d.method, d.why, d.reason, d.fitted, d.no_inputs)))
 
     def made(number: int) -> TensorDecision:
-        layer, method, why, reason, fitted = kinds[of[number]]
+        layer, method, why, reason, fitted, no_inputs = kinds[of[number]]
         return TensorDecision(
-            entry=entries.at(number), layer=layer, method=method, why=why, reason=reason, fitted=fitted
+            entry=entries.at(number),
+            layer=layer,
+            method=method,
+            why=why,
+            reason=reason,
+            fitted=fitted,
+            no_inputs=no_inputs,
         )
 
     return LazySequence(len(of), made)

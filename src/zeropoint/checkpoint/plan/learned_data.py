@@ -23,7 +23,6 @@ from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from .additions import with_readers
 from .checkpoint_plan import CheckpointPlan, kinds_of, remade
-from .decisions import NO_INPUTS
 from .output_tensors import Output
 
 if TYPE_CHECKING:
@@ -161,13 +160,13 @@ def of_no_inputs(plan: CheckpointPlan) -> Iterator[str]:
     """Yield a sentence for each method of weights without inputs."""
     found: dict[str, list[str]] = {}
     for decision in plan.decisions:
-        if NO_INPUTS in decision.reason:
+        if decision.no_inputs:
             found.setdefault(decision.method if decision.quantized else "", []).append(decision.entry.name)
     asked = "the method" if plan.recipe.quality is None else option("quality", str(plan.recipe.quality))
     for method, names in found.items():
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         listed = f"{all_of(map(printable, names[:_LISTED]))}{more}"
-        weights = f"{count(len(names), 'weight')} {NO_INPUTS}"
+        weights = f"{count(len(names), 'weight')} without inputs to learn from"
         yield (
             f"{asked} falls back on {method} for {weights}: {listed}"
             if method
@@ -196,9 +195,7 @@ def require_inputs(known: Sized, others: Sequence[Output]) -> None:
         )
 
 
-def with_fallen(
-    plan: CheckpointPlan, names: Iterable[str], folds: Mapping[str, ChannelFold]
-) -> CheckpointPlan:
+def replanned(plan: CheckpointPlan, names: Iterable[str], folds: Mapping[str, ChannelFold]) -> CheckpointPlan:
     """Return a plan after a run, where some tensors have no inputs.
 
     names: of these. folds: of tensors, by name.
