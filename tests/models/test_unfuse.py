@@ -1,6 +1,7 @@
 """Modules of transformers that multiply with their weights themselves: GPT-2's Conv1D and fused experts."""
 
 import copy
+import functools
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,8 +75,34 @@ def nemotron() -> nn.Module:
     return transformers.NemotronHForCausalLM(config)
 
 
-EXPERTS = {"mixtral": mixtral, "gpt_oss": gpt_oss, "nemotron": nemotron}
+def llama4() -> nn.Module:
+    """Experts (in, out), multiplied as one stack, with rows of zeros for tokens of others."""
+    config = transformers.Llama4TextConfig(
+        **SIZES, intermediate_size_mlp=96, head_dim=16, num_local_experts=4, moe_layers=[1]
+    )
+    model = transformers.Llama4ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            nn.init.normal_(parameter, std=0.1)  # the model leaves them empty
+    return model
+
+
+def jetmoe() -> nn.Module:
+    """Experts of projections of attention as well, of a size of their own."""
+    config = transformers.JetMoeConfig(
+        **SIZES, kv_channels=16, num_local_experts=4, tie_word_embeddings=False
+    )
+    return transformers.JetMoeForCausalLM(config)
+
+
+EXPERTS = {
+    "mixtral": mixtral, "gpt_oss": gpt_oss, "nemotron": nemotron, "llama4": llama4, "jetmoe": jetmoe,
+}  # fmt: skip
 ALL = {"gpt2": gpt2, **EXPERTS}
+FUSED = {
+    "Conv1D", "MixtralExperts", "GptOssExperts", "NemotronHExperts", "Llama4TextExperts",
+    "JetMoeParallelExperts",
+}  # fmt: skip
 
 
 @pytest.fixture(params=ALL)
@@ -104,33 +131,29 @@ def test_open_modules_compute_the_same_and_close_again(model: nn.Module) -> None
         assert root is model
         torch.testing.assert_close(run(model), expected, rtol=1e-5, atol=1e-6)
         assert len(linears(model)) > sum(type(module) is nn.Linear for module in before)
-        assert {type(module).__name__ for module in model.modules()}.isdisjoint(
-            {"Conv1D", "MixtralExperts", "GptOssExperts", "NemotronHExperts"}
-        )
+        assert FUSED.isdisjoint(type(module).__name__ for module in model.modules())
     assert list(model.modules()) == before
     assert torch.equal(run(model), expected)
 
 
 def dequantized(model: nn.Module, scheme: str) -> nn.Module:
     """Return a model whose matrices, but those of embeddings and routers, are those of their codes."""
-    fused = {"Conv1D", "MixtralExperts", "GptOssExperts", "NemotronHExperts"}
     model = copy.deepcopy(model)
     for module in model.modules():
         kind = type(module).__name__
-        transposed = kind == "Conv1D" or bool(vars(module).get("is_transposed"))
+        in_out = kind in ("Conv1D", "Llama4TextExperts") or bool(vars(module).get("is_transposed"))
         for name, weight in module.named_parameters(recurse=False):
-            if (kind == "Linear" or kind in fused) and "bias" not in name:
-                data = weight.data.transpose(-1, -2) if transposed else weight.data
+            if (kind == "Linear" or kind in FUSED) and "bias" not in name:
+                data = weight.data.transpose(-1, -2) if in_out else weight.data
                 rows = data.reshape(-1, data.shape[-1])
                 codes = zp.quantize(rows, scheme).dequantize().reshape(data.shape)
-                weight.data = codes.transpose(-1, -2) if transposed else codes
+                weight.data = codes.transpose(-1, -2) if in_out else codes
     return model
 
 
 def test_each_layer_has_the_codes_of_its_own_matrix(model: nn.Module) -> None:
     conversion = quantize_model(model, "w4a16")
-    fused = {"Conv1D", "MixtralExperts", "GptOssExperts", "NemotronHExperts"}
-    assert fused.isdisjoint(layer.type for layer in conversion.layers)
+    assert FUSED.isdisjoint(layer.type for layer in conversion.layers)
     with unfused(model):
         names = {name for name in linears(model) if name != "lm_head" or not model.config.tie_word_embeddings}
     assert set(linears(conversion.model, QuantizedLinear)) == names
@@ -260,6 +283,73 @@ def test_experts_of_another_build_stay_and_say_so(lonely: nn.Module, change: str
     reported = {layer.name: layer.reason for layer in quantize_model(lonely, "w8a8").layers}
     assert reported["model.layers.0.mlp.experts"] == "MixtralExperts has no quantized form"
     assert "model.layers.1.mlp.experts.down_proj.3" in reported
+
+
+class Stacked(nn.Module):
+    """A module that multiplies with a stack of matrices of as many experts."""
+
+    forward: Callable[..., torch.Tensor]
+
+    def __init__(self, forward: Callable[..., torch.Tensor], experts: int = 3) -> None:
+        super().__init__()
+        self.num_experts = experts
+        self.weight = nn.Parameter(torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(1)))
+        self.bias = nn.Parameter(torch.ones(3, 4))
+        type(self).forward = forward
+
+
+def one_by_one(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([nn.functional.linear(x[n], self.weight[n], self.bias[n]) for n in range(3)])
+
+
+def flipped(self: Any, x: torch.Tensor) -> torch.Tensor:
+    assert self.weight.transpose(1, 2).shape == (3, 4, 4)
+    return torch.bmm(x, self.weight.transpose(1, 2)) + self.bias[:, None]
+
+
+def some(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x[:2] @ self.weight[:2], x[2:] @ self.weight[2:].mT])
+
+
+def scaled(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(x, self.weight * 2)
+
+
+def gathered(self: Any, x: torch.Tensor) -> torch.Tensor:
+    chosen = self.weight
+    return torch.bmm(x, chosen[torch.tensor([2, 1, 0])])
+
+
+@functools.wraps(flipped)
+def decorated(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return scaled(self, x)
+
+
+@pytest.mark.parametrize("forward", [one_by_one, flipped])
+def test_a_stack_of_matrices_is_unfused_where_the_source_says_how_it_multiplies(
+    forward: Callable[..., torch.Tensor],
+) -> None:
+    module, x = Stacked(forward), torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(2))
+    x[1, 2:] = 0
+    expected, seen = module(x), list[int]()
+    with unfused(module) as root:
+        for name, layer in linears(root).items():
+            assert torch.equal(layer.get_parameter("weight"), module.weight[int(name[-1])])
+            layer.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+        torch.testing.assert_close(root(x), expected)
+    assert seen == ([5, 2, 5] if forward is flipped else [5, 5, 5])
+    assert torch.equal(module(x), expected)
+
+
+@pytest.mark.parametrize("forward", [some, scaled, gathered, decorated])
+def test_a_stack_of_matrices_that_is_used_otherwise_stays(forward: Callable[..., torch.Tensor]) -> None:
+    with unfused(Stacked(forward)) as root:
+        assert not linears(root)
+
+
+def test_a_stack_of_matrices_of_no_experts_stays() -> None:
+    with unfused(Stacked(flipped, experts=2)) as root:
+        assert not linears(root)
 
 
 def test_what_lies_next_to_the_layers_keeps_its_name_and_is_moved_and_copied_with_them() -> None:

@@ -21,6 +21,7 @@ from .parameter_groups import parameter_groups
 from .prepare import prepare
 from .qat_config import QAT_CONFIGS, QATConfig
 from .sequential import calibrate_sequential
+from .stacked_weights import SplitStacks
 
 __all__ = [
     "QAT_CONFIGS",
@@ -42,6 +43,7 @@ __all__ = [
     "QuantizedLinear",
     "SplitAttention",
     "SplitExperts",
+    "SplitStacks",
     "Steps",
     "calibrate",
     "calibrate_sequential",

@@ -16,7 +16,6 @@ from torch import nn
 from ..errors import UnsupportedError
 from .attention import SplitAttention
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
-from .experts import SplitExperts
 from .layer import PreparedLayer, QuantizedLayer
 from .layer_types import layer_type
 from .linear import QuantizedLinear
@@ -24,6 +23,7 @@ from .packed_weight import PackedWeight
 from .recipe_layers import require_model
 from .saving_guard import unguarded
 from .shared_linear import linear_on
+from .stacked_weights import SplitStacks
 from .unfuse import replace_modules
 
 QUANTIZED = (QuantizedLinear, QuantizedLayer, QuantizedEmbedding, QuantizedEmbeddingBag)
@@ -33,7 +33,7 @@ QUANTIZED = (QuantizedLinear, QuantizedLayer, QuantizedEmbedding, QuantizedEmbed
 def dequantize_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Return ``model`` with float layers in place of quantized ones.
 
-    ``SplitAttention``, ``SplitExperts`` and unfused ``Conv1D`` become what they were. Weights that several
+    ``SplitAttention``, ``SplitStacks`` and unfused ``Conv1D`` become what they were. Weights that several
     layers share stay one.
 
     Args:
@@ -78,7 +78,7 @@ def restore(model: nn.Module, layers: Collection[nn.Module]) -> nn.Module:
     return fused.get(model, replaced.get(model, model))
 
 
-_UNFUSED = (SplitAttention, SplitExperts)
+_UNFUSED = (SplitAttention, SplitStacks)
 
 
 class _Weights:
@@ -152,7 +152,10 @@ def _whole(layer: QuantizedLayer) -> nn.Module:
 
 def _fuse(module: nn.Module) -> nn.Module:
     """Return the fused module with its layers' current weights."""
-    return _attention(module) if isinstance(module, SplitAttention) else _experts(module)
+    if isinstance(module, SplitAttention):
+        return _attention(module)
+    assert isinstance(module, SplitStacks)
+    return module.fused()
 
 
 def _attention(split: SplitAttention) -> nn.Module:
@@ -166,13 +169,4 @@ def _attention(split: SplitAttention) -> nn.Module:
     for name, parameter in split.fused_parameters().items():
         setattr(whole, name, parameter)
     whole.out_proj.weight, whole.out_proj.bias = split.out_proj.weight, split.out_proj.bias
-    return whole
-
-
-def _experts(split: nn.Module) -> nn.Module:
-    assert isinstance(split, SplitExperts)
-    whole: nn.Module = copy.copy(split.rest)
-    whole.__dict__["_parameters"] = {**split.rest._parameters, **split.fused_parameters()}
-    own = (split.up, split.down)
-    whole.__dict__["_modules"] = {name: m for name, m in split._modules.items() if name not in own}
     return whole

@@ -1,6 +1,6 @@
 """Unfuse modules with inner linear weights, so that each can be quantized.
 
-torch's MultiheadAttention and transformers' fused experts and Conv1D multiply with their weights themselves:
+torch's MultiheadAttention and transformers' experts and Conv1D multiply with their weights themselves:
 there is no layer to replace. In an unfused model they are replaced by modules that contain linear layers or
 are one; afterwards the fused modules are put back unless one of these layers was replaced.
 """
@@ -18,6 +18,7 @@ from .attention import SplitAttention
 from .experts import SplitExperts, is_fused_experts
 from .recipe_layers import has_hooks
 from .shared_linear import TRANSPOSED, linear_on, own_memory
+from .stacked_weights import SplitStacks, stacked_products
 from .state_dict_hooks import add_state_hooks, transposed_weight
 
 CONV1D = "transformers.pytorch_utils.Conv1D"
@@ -36,6 +37,8 @@ def _split(module: Any) -> nn.Module | None:
         return None
     if is_fused_experts(module):
         return SplitExperts(module)
+    if stacks := stacked_products(module):
+        return SplitStacks(module, stacks)
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     if kind in SAME_AS_LINEAR:
         return linear_on(module.weight, module.bias).train(module.training)

@@ -18,7 +18,7 @@ from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.models import QuantizedLinear
-from zeropoint.recipes import Assignment, Recipe, Rule, parse_recipe
+from zeropoint.recipes import Assignment, Recipe, Rule, model_preset, parse_recipe
 from zeropoint.schemes import PRESETS
 
 pytestmark = [
@@ -215,6 +215,48 @@ def test_experts_that_were_fused_are_written_one_by_one(kind: str, tmp_path: Pat
         logits(loaded(tmp_path / "out")), logits(conversion.model), atol=1e-4, rtol=1e-4
     )
     again = zp.load_checkpoint(getattr(transformers, f"{kind}ForCausalLM")(config).eval(), tmp_path / "out")
+    torch.testing.assert_close(logits(again.model), logits(conversion.model), atol=SUMS, rtol=SUMS)
+
+
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "JetMoe": {"num_local_experts": 4, "kv_channels": 32, "tie_word_embeddings": False},
+    "GPT2": {"tie_word_embeddings": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "kept"),
+    [
+        ("Mixtral", ("*.gate", "*.layers.0.*")), ("Mixtral", ("*.gate", "*.down_proj.2")),
+        ("GptOss", ("*.router", "*.layers.0.*")), ("GptOss", ("*.router", "*.gate_up_proj.2")),
+        ("JetMoe", ("*.router.layer", "*.layers.0.*")), ("JetMoe", ("*.router.layer", "*.weight.2")),
+        ("GPT2", ("transformer.*",)),
+    ],
+)  # fmt: skip
+def test_weights_that_stayed_floats_are_read_into_modules_that_multiply_themselves(
+    family: str, kept: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Experts in one tensor, of which some are quantized, and transposed layers."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=32, **_FAMILIES[family],
+    )  # fmt: skip
+
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+        made: nn.Module = getattr(transformers, name)(config).eval()
+        return made
+
+    rules = tuple(Rule(name=name, gives=None) for name in kept)
+    conversion = zp.quantize_model(
+        model(0), Recipe(rules=rules, default=Rule(gives=model_preset("int8:channel")))
+    )
+    assert any(type(module) is QuantizedLinear for module in conversion.model.modules())
+    conversion.save_checkpoint(tmp_path / "out")
+    again = zp.load_checkpoint(model(1), tmp_path / "out")
     torch.testing.assert_close(logits(again.model), logits(conversion.model), atol=SUMS, rtol=SUMS)
 
 

@@ -20,7 +20,7 @@ from ...codecs.records import Known
 from ...codecs.registry import DEFAULT
 from ...codecs.tensor_fields import WeightPart
 from ...errors import CheckpointError, UnsupportedError, printable
-from ...models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitExperts
+from ...models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitStacks
 from ...models.recipe_layers import require_model
 from ...models.saving_guard import guarded
 from ...models.shared_linear import TRANSPOSED
@@ -57,13 +57,14 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
     require_model(model)
     source = open_source(directory)
     target = model if inplace else copy.deepcopy(model)
+    state = {name: t for name, t in target.state_dict().items() if isinstance(t, torch.Tensor)}
     with OpenFiles() as files, unfused(target) as root:
         linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
-        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
+        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitStacks)}
         rows = {name: m.out_features for name, m in linears.items() if TRANSPOSED not in vars(m)}
         where = file_rows(root, model_weights(rows, experts))
         stored = _stored(source, where, linears)
-        _load_floats(target, stored, files)
+        _load_floats((target, state), linears, where, stored, files)
         made = _layers(linears, where, (source, stored), files)
         replace_modules(root, {linears[name]: layer for name, layer in made.items()})
         result = made.get("", root)
@@ -98,22 +99,44 @@ def _stored(source: Source, where: Sequence[WeightRows], linears: Mapping[str, n
     return stored
 
 
-def _load_floats(model: nn.Module, stored: StoredLayers, files: Files) -> None:
-    """Copy unquantized tensors into the model through views with file names."""
-    state = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
-    views = file_tensors(model, state)
-    quantized = {layer.module + WEIGHT for layer in stored.layers}
+def _load_floats(
+    model: tuple[nn.Module, Mapping[str, torch.Tensor]],
+    linears: Mapping[str, nn.Linear],
+    where: Sequence[WeightRows],
+    stored: StoredLayers,
+    files: Files,
+) -> None:
+    """Copy unquantized tensors into the model through views with file names.
+
+    model: with its state before it was unfused. linears: its layers, which share memory with that.
+    """
+    target, state = model
+    views = file_tensors(target, state)
     every = [layer.codec.input_names for layer in stored.layers[:1]]
     names = {suffix for own in every if own is not None for suffix in own.suffixes}
     entries = {entry.name: entry for entry in stored.others if entry.name.rpartition(".")[2] not in names}
-    strange = entries.keys() - views.keys()
-    for missing, of in ((views.keys() - entries.keys() - quantized, "files"), (strange, "model")):
-        if missing:
+    # Of a stack of experts some may be quantized and others not, which files have one by one then.
+    apart = {rows.module + WEIGHT: rows for rows in where if rows.module + WEIGHT not in views}
+    held = {layer.module + WEIGHT for layer in stored.layers} | (entries.keys() & apart.keys())
+    short = {rows.tensor for rows in where if rows.module + WEIGHT not in held}
+    missing = views.keys() - entries.keys() - ({rows.tensor for rows in where} - short)
+    strange = entries.keys() - views.keys() - apart.keys()
+    for lost, of in ((missing, "files"), (strange, "model")):
+        if lost:
             raise CheckpointError(
-                f"{printable(min(missing))} (of {len(missing)}) is not in the {of}; pass a model of the same "
+                f"{printable(min(lost))} (of {len(lost)}) is not in the {of}; pass a model of the same "
                 "architecture as the checkpoint"
             )
-    fill(model, state, views, entries, lambda name: read_tensor(entries[name], files))
+
+    def read(name: str) -> torch.Tensor:
+        return read_tensor(entries[name], files)
+
+    fill(target, state, views, entries.keys() & views.keys(), read)
+    for name in entries.keys() & apart.keys():
+        weight = linears[apart[name].layer].weight.data
+        value, index = read(name), apart[name].index
+        _require_shape(name, value, weight[index].shape)
+        weight[index] = value.to(weight.dtype)
 
 
 def fill(

@@ -20,7 +20,7 @@ from ...architectures import expert_layout, expert_parts
 from ...errors import UnsupportedError, printable
 from ...libraries import reading
 from ...methods.channels import ChannelFold
-from ...models import QuantizedLinear, SplitExperts
+from ...models import QuantizedLinear, SplitStacks
 from ..plan.expert_matrices import holder_of
 from ..plan.selection import module_of
 
@@ -29,9 +29,13 @@ WEIGHT, BIAS = ".weight", ".bias"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRows:
-    """Rows of a model layer in a file: ``module`` holds rows ``index``."""
+    """Rows of a model layer in a file: ``module`` holds rows ``index``.
+
+    tensor: in which files of floats have them, with others where they stack experts.
+    """
 
     module: str
+    tensor: str
     layer: str
     index: torch.Tensor
 
@@ -48,7 +52,7 @@ class ModelWeight:
     columns: int = -1
 
 
-def model_weights(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]) -> dict[str, ModelWeight]:
+def model_weights(layers: Mapping[str, int], experts: Mapping[str, SplitStacks]) -> dict[str, ModelWeight]:
     """Return the weights that may be quantized, by their model names.
 
     layers: the rows of linear layers by name; experts' layers do not count. experts: by name.
@@ -60,11 +64,11 @@ def model_weights(layers: Mapping[str, int], experts: Mapping[str, SplitExperts]
         if not name.startswith(inside)
     }
     for name, split in experts.items():
-        for own in (split.up, split.down):
+        for own, in_out in split.stacks.items():
             children = split.get_submodule(own).named_children()
             members = tuple((f"{name}.{own}.{key}", _rows(layer)) for key, layer in children)
-            rows, columns = members[0][1], -2 if split.rest.is_transposed else -1
-            shape = (len(members), 1, rows) if split.rest.is_transposed else (len(members), rows, 1)
+            rows, columns = members[0][1], -2 if in_out else -1
+            shape = (len(members), 1, rows) if in_out else (len(members), rows, 1)
             found[f"{name}.{own}"] = ModelWeight(layers=members, shape=shape, columns=columns)
     return found
 
@@ -141,9 +145,13 @@ def file_rows(
                     "allow_float=True"
                 )
             if len(layers) > 1 and in_columns:
-                found += [WeightRows(module=own, layer=own, index=torch.arange(rows)) for own, rows in layers]
+                found += [
+                    WeightRows(module=own, tensor=name, layer=own, index=torch.arange(rows))
+                    for own, rows in layers
+                ]
             continue
-        found.append(WeightRows(module=module_of(name), layer=layer, index=numbers[:, 0] - first))
+        own_rows = numbers[:, 0] - first
+        found.append(WeightRows(module=module_of(name), tensor=name, layer=layer, index=own_rows))
     return found
 
 
@@ -156,10 +164,10 @@ def _rows_of_experts(
     """
     holder = holder_of(module_of(name).rpartition(".")[0])
     for expert, ((layer, _), index) in enumerate(zip(layers, rows, strict=True)):
-        parts = expert_parts(layer.rpartition(".")[0])
+        parts = expert_parts(module_of(layer.rpartition(".")[0]))
         own = [index[n :: len(parts)] for n in range(len(parts))] if interleaved else index.chunk(len(parts))
         for part, numbers in zip(parts, own, strict=True):
-            yield WeightRows(module=f"{holder}.{expert}.{part}", layer=layer, index=numbers)
+            yield WeightRows(module=f"{holder}.{expert}.{part}", tensor=name, layer=layer, index=numbers)
 
 
 _STACKED = ("experts", "rows", "one")

@@ -22,7 +22,7 @@ from ...models import (
     PreparedLayer,
     QuantizedLinear,
     SplitAttention,
-    SplitExperts,
+    SplitStacks,
 )
 from ...models.dequantize import QUANTIZED, restore
 from ...recipes import Activation
@@ -88,12 +88,12 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
             "export_onnx keep any scheme"
         )
     skeleton = restore(skeleton, [module for module, _ in others.values()])
-    experts = {n: m for n, m in skeleton.named_modules() if isinstance(m, SplitExperts)}
+    experts = {n: m for n, m in skeleton.named_modules() if isinstance(m, SplitStacks)}
     weights = model_weights({name: layer.out_features for name, layer in fits.items()}, experts)
     gone = tuple(
         itertools.chain(
             (f"{name}.{part}" for name in fits for part in ("weight.", "input_quantizer.")),
-            (f"{name}.{own}." for name, split in experts.items() for own in (split.up, split.down)),
+            (f"{name}.{own}." for name, split in experts.items() for own in split.stacks),
         )
     )
     state = {

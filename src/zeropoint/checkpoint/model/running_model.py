@@ -22,7 +22,7 @@ from ...codecs.registry import DEFAULT
 from ...declared_models import transformers_package
 from ...errors import CheckpointError, UnsupportedError, printable, size_of
 from ...libraries import reading
-from ...models import SplitExperts
+from ...models import SplitStacks
 from ...models.block_chain import Steps
 from ...models.model_blocks import with_embeddings
 from ...models.unfuse import unfused
@@ -186,7 +186,7 @@ def _sizes(model: Any) -> tuple[int, int]:
 
 def _rows(root: nn.Module) -> list[WeightRows]:
     linears = {name: m.out_features for name, m in root.named_modules() if type(m) is nn.Linear}
-    experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
+    experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitStacks)}
     return file_rows(root, model_weights(linears, experts), every=False)
 
 
@@ -270,8 +270,8 @@ class _Weights:
     def split(self, root: nn.Module, rows: Iterable[WeightRows]) -> None:
         """Register experts that files have layer by layer."""
         self._root = root
-        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
-        fused = tuple(f"{name}.{own}" for name, m in experts.items() for own in (m.up, m.down))
+        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitStacks)}
+        fused = tuple(f"{name}.{own}" for name, m in experts.items() for own in m.stacks)
         for found in rows:
             whole = next((name for name in fused if found.layer.startswith(f"{name}.")), None)
             if whole is not None and f"{found.module}{WEIGHT}" in self._floats.source.entries:
