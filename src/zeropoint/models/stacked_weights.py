@@ -77,7 +77,7 @@ class SplitStacks(nn.Module):
         return whole
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """Run the original ``forward``.
+        """Return the outputs of the original ``forward``.
 
         Args:
             args: its positional arguments.
@@ -119,7 +119,7 @@ def _called(node: ast.AST) -> str:
 
 
 def _in_out(node: ast.AST, above: Mapping[ast.AST, ast.AST]) -> Iterator[bool | None]:
-    """Yield whether a weight is (in, out) in its use; None for an unknown use."""
+    """Yield a weight's orientation in a use; None for an unknown use."""
     flipped = False
     while True:
         user = above[node]
