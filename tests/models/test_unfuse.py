@@ -341,6 +341,16 @@ def test_a_stack_of_matrices_is_unfused_where_the_source_says_how_it_multiplies(
     assert torch.equal(module(x), expected)
 
 
+def test_a_quantized_stack_of_matrices_is_compiled_and_exported() -> None:
+    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(2))
+    x[1, 2:] = 0
+    model = quantize_model(nn.Sequential(Stacked(flipped)), "int8:channel").model
+    expected = model(x)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), expected)
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), expected)
+
+
 @pytest.mark.parametrize("forward", [some, scaled, gathered, decorated])
 def test_a_stack_of_matrices_that_is_used_otherwise_stays(forward: Callable[..., torch.Tensor]) -> None:
     with unfused(Stacked(forward)) as root:

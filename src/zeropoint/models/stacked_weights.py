@@ -25,7 +25,15 @@ from .shared_linear import linear_on
 from .state_dict_hooks import State, add_state_hooks
 
 _PRODUCTS = {"linear": False, "bmm": True, "matmul": True}
-"""Functions that multiply with their second argument, and whether it is (in, out)."""
+"""Functions that multiply with their second argument, and whether it is (in, out), by name in source."""
+_MULTIPLY = (
+    nn.functional.linear,
+    torch.bmm,
+    torch.Tensor.bmm,
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+)
 _AXES = 3
 
 
@@ -177,7 +185,7 @@ class _Stack:
     ) -> torch.Tensor:
         del types
         x, weight, *bias = args
-        if not isinstance(weight, cls) or kwargs or function.__name__.strip("_") not in _PRODUCTS:
+        if not isinstance(weight, cls) or kwargs or function not in _MULTIPLY:
             raise UnsupportedError(f"{function.__name__} takes no weight that was unfused into layers")
         y = weight._product(x)
         return y + bias[0] if bias and bias[0] is not None else y
@@ -193,6 +201,8 @@ class _Stack:
 
     def _of_rows(self, key: str, x: torch.Tensor) -> torch.Tensor:
         """Return products of rows; rows of zeros belong to other experts."""
+        if torch.compiler.is_compiling():
+            return self._layers[key](x)  # type: ignore[no-any-return]
         flat = x.reshape(-1, x.shape[-1])
         rows = flat.any(-1).nonzero().squeeze(-1)
         y: torch.Tensor = self._layers[key](flat[rows])
