@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -122,6 +122,23 @@ def _has_single_experts(text: str) -> bool:
         return any(is_expert(f"{name}.") for name, _ in made_model(text).named_modules())
     except ZeropointError:
         return True
+
+
+def saved_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of tensors that transformers saves, none if unknown."""
+    return _saved_shapes(text_of(config)) if mapping_rows(config) else {}
+
+
+@functools.lru_cache(maxsize=4)
+def _saved_shapes(text: str) -> Mapping[str, tuple[int, ...]]:
+    loading: Any = importlib.import_module("transformers.core_model_loading")
+    try:
+        model = made_model(text)
+        with reading(_FAILED, "correct it"):
+            saved = loading.revert_weight_conversion(model, model.state_dict())
+    except ZeropointError:
+        return {}
+    return {name: tuple(tensor.shape) for name, tensor in saved.items()}
 
 
 def is_table(module: str, config: Config) -> bool:

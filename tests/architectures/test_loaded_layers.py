@@ -12,9 +12,12 @@ from tests.checkpoint.written import ONE, tensors_of, weight
 from tests.checkpoint.written import save as written
 from tests.peers import Peer
 
+import zeropoint as zp
 from zeropoint.checkpoint.model.parameter_names import file_rows, model_weights
+from zeropoint.checkpoint.model.running_model import whole_model
 from zeropoint.checkpoint.plan.as_loaded import runs_of
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.expert_matrices import divided_stacks
 from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.plan.verdicts import verdicts
 from zeropoint.checkpoint.read.source import open_source
@@ -281,3 +284,64 @@ def test_releases_whose_operations_say_less_are_asked_alike(monkeypatch: pytest.
             monkeypatch.delattr(kind, "supports_many_to_many")
     assert answers() == before
     assert before[1:] == [True, False, False]
+
+
+_MIXTURE: dict[str, Any] = {
+    **SMALL, "intermediate_size": 96, "num_key_value_heads": 1, "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+STACKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "rows": ("GraniteMoe", _MIXTURE),
+    "transposed": ("Llama4", {**_MIXTURE, "intermediate_size_mlp": 96, "head_dim": 32, "moe_layers": [0]}),
+    "of a size of their own": ("JetMoe", {**_MIXTURE, "kv_channels": 32}),
+    "rows in turn": (
+        "Inkling2",
+        {
+            **SMALL, "moe_intermediate_size": 64, "n_routed_experts": 3, "num_experts_per_tok": 2,
+            "layer_types": ["hybrid"], "unpadded_vocab_size": 64, "max_position_embeddings": 128,
+            "rel_extent": 64, "num_key_value_heads": 1, "head_dim": 32, "swa_num_attention_heads": 2,
+            "swa_num_key_value_heads": 1, "swa_head_dim": 32,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STACKED)
+def test_single_experts_become_the_tensors_that_transformers_saves(kind: str, tmp_path: Path) -> None:
+    family, sizes = STACKED[kind]
+    text = "Text" if family in ("Llama4", "Inkling2") else ""
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(
+        getattr(transformers, f"{family}{text}Config")(**sizes)
+    )
+    for parameter in model.parameters():
+        if parameter.dim() == 3:
+            torch.nn.init.normal_(parameter)  # some families leave them empty
+    model.save_pretrained(tmp_path / "in")
+    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "codes", "int8:channel", force=True)
+    zp.dequantize_checkpoint(tmp_path / "codes", tmp_path / "out")
+    before, codes, after = (tensors_of(tmp_path / folder) for folder in ("in", "codes", "out"))
+    stacks = {name for name, tensor in before.items() if tensor.dim() == 3 and 3 in tensor.shape[:1]}
+    assert stacks
+    assert codes.keys().isdisjoint(stacks)
+    assert after.keys() == before.keys()
+    for name, tensor in before.items():
+        assert (after[name] - tensor).norm() <= 0.02 * tensor.norm(), name
+    assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "codes").ok
+    of = open_source(tmp_path / "codes")
+    whole = whole_model(of, ONE, "", torch.float32)
+    torch.testing.assert_close(
+        whole(input_ids=torch.arange(8)[None]).logits,
+        type(model).from_pretrained(tmp_path / "out")(input_ids=torch.arange(8)[None]).logits,
+    )
+
+
+def test_experts_of_which_one_is_missing_stay_single(tmp_path: Path) -> None:
+    of = {**config("granitemoe"), **_MIXTURE}
+    folder = "model.layers.0.block_sparse_moe.experts"
+    shapes = {"gate_proj": (96, 64), "up_proj": (96, 64), "down_proj": (64, 96)}
+    tensors = {f"{folder}.{n}.{own}.weight": weight(*shapes[own]) for n in range(3) for own in shapes}
+    for left, found in ((3, 2), (2, 0)):
+        some = {name: x for name, x in tensors.items() if int(name.split(".")[5]) < left}
+        source = open_source(written(tmp_path / str(left), some, of))
+        assert len(list(divided_stacks(source.entries, of))) == found

@@ -1,4 +1,4 @@
-"""Quick runs take covers of crossed tests, a tenth of their other cases, and a tenth of rotating tests."""
+"""Quick runs take covers of crossed tests, and a twentieth of their other cases and of rotating tests."""
 
 import itertools
 

@@ -258,6 +258,9 @@ def test_weights_that_stayed_floats_are_read_into_modules_that_multiply_themselv
     conversion.save_checkpoint(tmp_path / "out")
     again = zp.load_checkpoint(model(1), tmp_path / "out")
     torch.testing.assert_close(logits(again.model), logits(conversion.model), atol=SUMS, rtol=SUMS)
+    zp.dequantize_checkpoint(tmp_path / "out", tmp_path / "floats")
+    floats = logits(loaded(tmp_path / "floats"))
+    torch.testing.assert_close(floats, logits(conversion.model), atol=1e-4, rtol=1e-4)
 
 
 def test_a_transposed_layer_is_refused_and_written_as_floats_when_asked(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def _ties(dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.crossed
+@pytest.mark.rotating
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mode", MODES, ids=[mode.value for mode in MODES])
 @pytest.mark.parametrize("scheme", [*SCHEMES, SUMS])
@@ -78,7 +78,7 @@ FITTED = ("int4:g128:asym", "uint4:g64:asym=real", "int8:channel:asym", "uint4:g
 NEAREST = [mode for mode in MODES if mode.to_nearest]
 
 
-@pytest.mark.crossed
+@pytest.mark.rotating
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mode", NEAREST, ids=[mode.value for mode in NEAREST])
 @pytest.mark.parametrize("scheme", SEARCHED)
@@ -95,7 +95,7 @@ def test_searched_scales_are_those_of_the_reference(
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.crossed
+@pytest.mark.rotating
 @pytest.mark.parametrize("weighted", [False, True], ids=["alike", "weighted"])
 @pytest.mark.parametrize("mode", MODES, ids=[mode.value for mode in MODES])
 @pytest.mark.parametrize("scheme", [*FITTED, "float8_e4m3fn:g64", "int4:g128", "nvfp4a16"])

@@ -27,6 +27,7 @@ from ...models.block_chain import Steps
 from ...models.model_blocks import with_embeddings
 from ...models.unfuse import unfused
 from ...ops.devices import CPU, exact_products, free_bytes
+from ..plan.as_loaded import as_saved
 from ..plan.float_view import Floats, as_floats
 from ..plan.limits import Limits
 from ..read.decoding import read_tensor
@@ -35,7 +36,7 @@ from ..read.storage import OpenFiles, shown
 from .empty_model import empty_model
 from .loading import fill
 from .own_tokens import generate, require_memory
-from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
+from .parameter_names import WeightRows, file_rows, file_tensors, model_weights
 from .statistics_file import tokens_digest
 from .tokens import OWN, Given, Windows, windows_of
 
@@ -94,7 +95,7 @@ def running(
     with reading(what, remedy, UnsupportedError, system=True), torch.no_grad(), ExitStack() as stack:
         stack.enter_context(exact_products(device))
         files = stack.enter_context(OpenFiles())
-        floats = as_floats(source, dtype=dtype).in_pieces(DEFAULT)
+        floats = as_saved(as_floats(source, dtype=dtype).in_pieces(DEFAULT))
         floats = floats if seen is None else seen(floats)
         model = empty_model(floats.source, limits, remedy, dtype)
         config, (longest, vocabulary) = model.config.get_text_config(), _sizes(model)
@@ -115,9 +116,9 @@ def running(
             require_memory(model, blocks, windows, limits, spare)
         weights = _Weights(model, floats, files, remedy, device)
         root = stack.enter_context(unfused(model))
+        weights.root = root
         weights.release()
         rows = _rows(root)
-        weights.split(root, rows)
         with weights.outside(blocks):
             if own:
                 generate(root, weights.block, blocks, windows, workers=limits.batches_at_once)
@@ -151,7 +152,7 @@ def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype)
     transformers does not build the model, CheckpointError where its weights do not fit the files.
     """
     with OpenFiles() as files, torch.no_grad():
-        floats = as_floats(source, dtype=dtype).in_pieces(DEFAULT)
+        floats = as_saved(as_floats(source, dtype=dtype).in_pieces(DEFAULT))
         model: nn.Module = empty_model(floats.source, limits, remedy, dtype)
         _Weights(model, floats, files, remedy, CPU).read()
     return model
@@ -259,25 +260,12 @@ class _Weights:
         self, model: nn.Module, floats: Floats, files: OpenFiles, remedy: str, device: torch.device
     ) -> None:
         self._model, self._floats, self._files, self._remedy = model, floats, files, remedy
-        self._root, self._device = model, device
+        self.root, self._device = model, device
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         state = model.state_dict()
         self._state = {name: tensor for name, tensor in state.items() if name in parameters}
         buffers = {name: tensor for name, tensor in state.items() if name not in parameters}
-        self._split: dict[str, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}
         self._fill(buffers, optional=True)
-
-    def split(self, root: nn.Module, rows: Iterable[WeightRows]) -> None:
-        """Register experts that files have layer by layer."""
-        self._root = root
-        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitStacks)}
-        fused = tuple(f"{name}.{own}" for name, m in experts.items() for own in m.stacks)
-        for found in rows:
-            whole = next((name for name in fused if found.layer.startswith(f"{name}.")), None)
-            if whole is not None and f"{found.module}{WEIGHT}" in self._floats.source.entries:
-                layer = root.get_parameter(f"{found.layer}{WEIGHT}").detach()
-                own = f"{found.module}{WEIGHT}", found.index, layer
-                self._split.setdefault(whole, []).append(own)
 
     def read(self) -> None:
         """Read all parameters."""
@@ -291,13 +279,13 @@ class _Weights:
     def block(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the block called ``name`` has its weights."""
         inside = {n: tensor for n, tensor in self._state.items() if n.startswith(f"{name}.")}
-        return self._loaded(inside, self._root.get_submodule(name).modules())
+        return self._loaded(inside, self.root.get_submodule(name).modules())
 
     def outside(self, blocks: tuple[str, ...]) -> AbstractContextManager[None]:
         """Return a context with the weights outside of all ``blocks``."""
         inside = tuple(f"{name}." for name in blocks)
-        held = {module for name in blocks for module in self._root.get_submodule(name).modules()}
-        own = [module for module in self._root.modules() if module not in held]
+        held = {module for name in blocks for module in self.root.get_submodule(name).modules()}
+        own = [module for module in self.root.modules() if module not in held]
         return self._loaded({n: t for n, t in self._state.items() if not n.startswith(inside)}, own)
 
     @contextmanager
@@ -319,23 +307,18 @@ class _Weights:
 
     def _fill(self, state: Mapping[str, torch.Tensor], *, optional: bool = False) -> None:
         """Read tensors from the files; raises CheckpointError unless optional."""
-        split = [part for name in state for part in self._split.get(name, ())]
-        whole = {name: tensor for name, tensor in state.items() if name not in self._split}
-        entries, views = self._floats.source.entries, file_tensors(self._model, whole)
+        entries, views = self._floats.source.entries, file_tensors(self._model, state)
         if any(name not in entries for name in views):  # weights that were cut have the model's names
-            own = {name: t for name, t in whole.items() if name in entries and name not in views}
-            rest = {name: t for name, t in whole.items() if name not in own}
+            own = {name: t for name, t in state.items() if name in entries and name not in views}
+            rest = {name: t for name, t in state.items() if name not in own}
             views = {**file_tensors(self._model, rest), **own}
-        names = [*views, *(name for name, _, _ in split)]
-        missing = {name for name in names if name not in entries}
+        missing = {name for name in views if name not in entries}
         if missing and not optional:
             raise CheckpointError(
                 f"{printable(min(missing))} (of {len(missing)}) is not in the files under the name that "
                 f"transformers saves it by; {self._remedy}"
             )
-        fill(self._model, whole, views, views.keys() & entries.keys(), self._read)
-        for name, index, layer in split:
-            layer[index] = self._read(name).to(layer.dtype)
+        fill(self._model, state, views, views.keys() & entries.keys(), self._read)
 
     def _read(self, name: str) -> torch.Tensor:
         """Return a tensor of the checkpoint, decoded where it holds codes."""

@@ -7,7 +7,7 @@ as what it becomes there, where vLLM does not build the model from the names of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,8 +27,9 @@ from ...loaded_layers import (
 )
 from ...loaded_names import joins_models, transformers_names
 from .decisions import TensorDecision, compact, misfit
+from .expert_matrices import divided_stacks
 from .float_view import Floats
-from .gathered import Gathered, Shapes, gathered_entry, replaced
+from .gathered import Gathered, Shapes, gathered_entry, joined, replaced
 from .row_reader import RowReader
 from .selection import Why, module_of
 
@@ -36,7 +37,12 @@ _CODES = re.compile(r"(.*)\.q?weight")
 """The module of a weight or of its codes."""
 
 
-def as_loaded(floats: Floats, names: Iterable[str]) -> Floats:
+def as_saved(floats: Floats) -> Floats:
+    """Return a checkpoint with experts stacked as transformers saves them."""
+    return joined(floats, divided_stacks(floats.source.entries, floats.source.config or {}))
+
+
+def as_loaded(floats: Floats, names: Collection[str]) -> Floats:
     """Return a checkpoint with weights under transformers' names, as ``names`` have.
 
     names: tensors of other files.
@@ -47,7 +53,10 @@ def as_loaded(floats: Floats, names: Iterable[str]) -> Floats:
         made = {module_of(name) for name in conversion.made}
         return made <= modules and modules.isdisjoint(map(module_of, conversion.sources))
 
-    shapes, config = Shapes(floats.source.entries), floats.source.config or {}
+    config = floats.source.config or {}
+    stacks = divided_stacks(floats.source.entries, config)
+    floats = joined(floats, [whole for whole in stacks if whole.name in names])
+    shapes = Shapes(floats.source.entries)
     found = [*conversions(shapes, config), *renamings(shapes, config)]
     return _converted(floats, [each for each in found if is_made(each)])
 

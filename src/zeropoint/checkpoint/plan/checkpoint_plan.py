@@ -28,7 +28,7 @@ from ...results import Result
 from ..read.source import Source
 from ..read.storage import shown
 from .actions import Actions, configuration_notes, omission_notes, source_notes
-from .as_loaded import loadable
+from .as_loaded import as_saved, loadable
 from .carried_scales import NOTHING, replacements, require_cache_place, without_cache
 from .config_and_index import companions, index_and_config
 from .converted_layers import conversions
@@ -265,7 +265,6 @@ def make_plan(
     recipe = KEPT if mixture is not None else _parsed(to, codec)
     selection, limits = selection or Selection(), limits or Limits.default()
     _require_source(source, selection, codec)
-    converts = selection.dequantize.converts
     _require_streaming(recipe)
     floats = plain = _floats(source, selection)
     rotation = rotation_in(recipe, text)
@@ -273,16 +272,17 @@ def make_plan(
         require_unrotated(source)
         floats = rotated_floats(plain, rotation)
     floats = floats.in_pieces(codec, selection.floats)
+    floats = as_saved(floats) if selection.dequantize is DequantizePolicy.EVERY else floats
     omitted = floats.omitted(codec)
     floats = floats.without(omitted)
     floats = rescaled_floats(floats, folds) if folds else floats
     check_patterns(selection, floats.source.entries)
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
-    decisions = decide(floats.source, KEPT if converts else recipe, selection, codec)
+    decisions = decide(floats.source, KEPT if selection.dequantize.converts else recipe, selection, codec)
     floats, decisions = loadable(floats, decisions)
     more = NOTHING if any(d.quantized for d in decisions) else without_cache(floats)
-    if converts:
+    if selection.dequantize.converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT
         only = default_layer(recipe, codec)
         decisions = conversions(floats, decisions, codec, only, requantize=anew)

@@ -16,13 +16,23 @@ them transposed. Kernels of convolutions have no such counterpart.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, ExpertLayout, expert_layout, expert_parts
-from ...loaded_names import transformers_names
+from ...architectures import (
+    DOWN,
+    GATE_UP,
+    MOST_EXPERTS,
+    ExpertLayout,
+    expert_layout,
+    expert_parts,
+    is_expert,
+)
+from ...codecs.divided_tensors import RowRun, TensorPiece, Whole
+from ...loaded_names import lacks_single_experts, saved_shapes, transformers_names
 from ...schemes import ZeroPoint
 from ..read.source import Source
 from ..read.tensor_entries import Entries, Stack, TensorEntry
@@ -159,6 +169,29 @@ def _stacks(entries: Entries, config: Mapping[str, Any]) -> Iterator[tuple[str, 
 def _are_called_experts(parent: str, members: Sequence[TensorEntry]) -> bool:
     last = {module_of(entry.name).rpartition(".")[2] for entry in members}
     return any(map(_SAYS_SO.search, parent.split(".")[-2:])) or not last.isdisjoint((GATE_UP, DOWN))
+
+
+def divided_stacks(entries: Entries, config: Mapping[str, Any]) -> Iterator[Whole]:
+    """Yield the stacks of transformers' files of which tensors are matrices.
+
+    Only of families whose single experts transformers does not load.
+    """
+    if not any(map(is_expert, entries)) or not lacks_single_experts(config):
+        return
+    file = next(iter(entries.values())).file
+    saved = Entries(
+        TensorEntry(name=name, dtype="F32", shape=shape, begin=0, nbytes=4 * math.prod(shape), file=file)
+        for name, shape in saved_shapes(config).items()
+    )
+    for entry in stacked(saved, config).values():
+        if entry.stack is None or entry.stack.problem:
+            continue
+        pieces = [
+            TensorPiece(f"{m.module}{WEIGHT}", m.shape, (RowRun(m.first, m.shape[:1], (m.step,)),))
+            for m in matrices(entry)
+        ]
+        if all(p.name in entries and entries[p.name].shape == p.shape for p in pieces):
+            yield Whole(entry.name, entry.shape, pieces, entry.stack.transposed)
 
 
 def holder_of(parent: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -92,15 +92,21 @@ def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
     """
     source, config = floats.source, floats.source.config or {}
     own = codec_of(source.container.name, source.metadata[source.shards[0]])
-    shapes = Shapes(floats.source.entries)
-    wholes = {whole.pieces[0].name: whole for whole in own.model_format.wholes(shapes, config)}
-    made = {name: [_joined(whole, floats)] for name, whole in wholes.items()}
-    gone = {piece.name for whole in wholes.values() for piece in whole.pieces}
+    floats = joined(floats, own.model_format.wholes(Shapes(floats.source.entries), config))
+    made: dict[str, list[RowReader]] = {}
     for entry in floats.source.entries.values():
         if pieces := codec.model_format.pieces(entry.name, entry.shape, config):
             made[entry.name] = [_cut(piece, floats.reader(entry)) for piece in pieces]
-    floats = replaced(floats, made, gone | set(made)) if made else floats
+    floats = replaced(floats, made, set(made)) if made else floats
     return floats if dtype is None or not floats.source.container.indexed else _in_dtype(floats, dtype)
+
+
+def joined(floats: Floats, wholes: Iterable[Whole]) -> Floats:
+    """Return a checkpoint with whole tensors in place of their pieces."""
+    found = {whole.pieces[0].name: whole for whole in wholes}
+    made: dict[str, list[RowReader]] = {name: [_joined(whole, floats)] for name, whole in found.items()}
+    gone = {piece.name for whole in found.values() for piece in whole.pieces}
+    return replaced(floats, made, gone) if made else floats
 
 
 def _in_dtype(floats: Floats, dtype: str) -> Floats:
