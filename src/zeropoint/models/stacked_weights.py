@@ -103,7 +103,7 @@ def stacked_products(module: nn.Module) -> dict[str, bool]:
     experts. What a decorated ``forward`` runs is not in its source.
     """
     stacks = {name: p for name, p in module._parameters.items() if p is not None and p.dim() == _AXES}
-    counts = [number for name, number in vars(module).items() if "expert" in name and type(number) is int]
+    counts = [n for name, n in vars(module).items() if "expert" in name and type(n) is int and n > 1]
     forward = type(module).forward
     decorated = hasattr(forward, "__wrapped__")
     if decorated or not stacks or any(p.shape[0] not in counts for p in stacks.values()):

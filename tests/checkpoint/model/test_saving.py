@@ -282,6 +282,34 @@ def test_a_transposed_layer_is_refused_and_written_as_floats_when_asked(tmp_path
     )
 
 
+def test_layers_that_files_join_are_refused_written_as_floats_when_asked_and_read(tmp_path: Path) -> None:
+    """Files of nomic-bert hold query, key and value in one tensor, and transformers has three layers."""
+    config = transformers.NomicBertConfig(
+        hidden_size=64, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1, vocab_size=100
+    )
+
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        made: nn.Module = transformers.NomicBertForMaskedLM(config).eval()
+        return made
+
+    conversion = zp.quantize_model(model(0), "int8:channel")
+    with pytest.raises(UnsupportedError, match=r"q_proj .* its weight together .*allow_float=True"):
+        conversion.save_checkpoint(tmp_path / "out")
+    conversion.save_checkpoint(tmp_path / "out", allow_float=True)
+    names = tensors_of(tmp_path / "out").keys()
+    assert {"Wqkv.weight", "out_proj.weight_packed"} <= {name.split("attn.")[-1] for name in names}
+    again = zp.load_checkpoint(model(1), tmp_path / "out")
+    torch.testing.assert_close(logits(again.model), logits(conversion.model), atol=SUMS, rtol=SUMS)
+    model(0).save_pretrained(tmp_path / "in")
+    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "all", "int8:channel")
+    loaded_all = zp.load_checkpoint(model(1), tmp_path / "all")
+    assert any(layer.name.endswith("q_proj") for layer in loaded_all.layers)
+    zp.dequantize_checkpoint(tmp_path / "all", tmp_path / "floats")
+    floats = logits(loaded(tmp_path / "floats", "AutoModelForMaskedLM"))
+    torch.testing.assert_close(logits(loaded_all.model), floats, atol=SUMS, rtol=SUMS)
+
+
 def small() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 64), nn.Linear(64, 8)).eval()

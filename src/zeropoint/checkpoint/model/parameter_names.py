@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...architectures import expert_layout, expert_parts
+from ...architectures import expert_layout
 from ...errors import UnsupportedError, printable
 from ...libraries import reading
 from ...methods.channels import ChannelFold
 from ...models import QuantizedLinear, SplitStacks
-from ..plan.expert_matrices import holder_of
+from ..plan.expert_matrices import holder_of, parts_named
 from ..plan.selection import module_of
 
 WEIGHT, BIAS = ".weight", ".bias"
@@ -38,6 +38,11 @@ class WeightRows:
     tensor: str
     layer: str
     index: torch.Tensor
+
+    @property
+    def joins_others(self) -> bool:
+        """Whether files of floats have other layers in the same matrix."""
+        return self.module == self.layer and self.tensor != f"{self.module}{WEIGHT}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ def model_weights(layers: Mapping[str, int], experts: Mapping[str, SplitStacks])
     layers: the rows of linear layers by name; experts' layers do not count. experts: by name.
     """
     inside = tuple(f"{name}." for name in experts)
+    layers = {name: int(rows) for name, rows in layers.items()}  # some models have tensors as sizes
     found = {
         f"{name}{WEIGHT}".lstrip("."): ModelWeight(layers=((name, rows),), shape=(rows, 1))
         for name, rows in layers.items()
@@ -104,14 +110,11 @@ def file_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def file_rows(
-    model: nn.Module, weights: Mapping[str, ModelWeight], *, every: bool = True
-) -> list[WeightRows]:
+def file_rows(model: nn.Module, weights: Mapping[str, ModelWeight]) -> list[WeightRows]:
     """Return the places of quantized weights' rows in the model's files.
 
-    weights: by the names of the weights in the model. every: whether a weight of which a file holds no matrix
-    of rows of one layer is an error, which is an UnsupportedError with its name; otherwise layers that a file
-    joins have their own names, and others are left out.
+    weights: by the names of the weights in the model. Layers that a file joins have their own names; layers
+    of which it has no rows, as of a transposed weight, are left out.
     """
     columns, starts = {}, dict[int, tuple[str, int]]()
     count = 0
@@ -138,12 +141,6 @@ def file_rows(
             continue
         layer, in_columns = layers[0][0], numbers.ndim == 2 == numbers.shape[1] and torch.equal(*numbers.T)
         if len(layers) > 1 or not in_columns or not name.endswith(WEIGHT):
-            if every:
-                raise UnsupportedError(
-                    f"layer {layer}: its weight is stored in {name} together with others, or transposed, "
-                    "which the layouts do not hold quantized; keep the layer by a rule, or pass "
-                    "allow_float=True"
-                )
             if len(layers) > 1 and in_columns:
                 found += [
                     WeightRows(module=own, tensor=name, layer=own, index=torch.arange(rows))
@@ -163,8 +160,8 @@ def _rows_of_experts(
     layers: of the experts in order. rows: numbers of a layer's rows in the order of the file, for each.
     """
     holder = holder_of(module_of(name).rpartition(".")[0])
+    parts = parts_named(module_of(name), module_of(layers[0][0].rpartition(".")[0]))
     for expert, ((layer, _), index) in enumerate(zip(layers, rows, strict=True)):
-        parts = expert_parts(module_of(layer.rpartition(".")[0]))
         own = [index[n :: len(parts)] for n in range(len(parts))] if interleaved else index.chunk(len(parts))
         for part, numbers in zip(parts, own, strict=True):
             yield WeightRows(module=f"{holder}.{expert}.{part}", tensor=name, layer=layer, index=numbers)

@@ -107,7 +107,7 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
         if isinstance(layer, QuantizedLinear):
             quantized[rows.module] = _quantized(layer, rows.index, codec)
             named[rows.module] = rows.layer
-        else:
+        elif rows.tensor not in floats:  # of a stack without codes
             floats[rows.module + WEIGHT] = layer.get_parameter("weight").detach()[rows.index]
     kept = [n for n, m in skeleton.named_modules() if isinstance(m, nn.Linear) and not n.startswith(gone)]
     return Parts(quantized=quantized, floats=floats, named=named, kept=tuple(kept))
@@ -139,6 +139,8 @@ def _sorted(model: nn.Module, codec: Codec) -> tuple[dict[str, QuantizedLinear],
                 fits[name] = module
             else:
                 others[name] = module, found or ""
+    for name in _without_rows(model, fits):
+        others[name] = fits.pop(name), _TOGETHER
     if not fits:
         first = "; ".join(reason for _, reason in list(others.values())[:1])
         raise UnsupportedError(
@@ -146,6 +148,17 @@ def _sorted(model: nn.Module, codec: Codec) -> tuple[dict[str, QuantizedLinear],
             + (f" ({first})" if first else "; pass what quantize_model or convert gives")
         )
     return _untied(fits, others), others
+
+
+def _without_rows(model: nn.Module, layers: Mapping[str, QuantizedLinear]) -> list[str]:
+    """Return the layers of which files have no matrix."""
+    experts = {name: m for name, m in model.named_modules() if isinstance(m, SplitStacks)}
+    where = file_rows(model, model_weights({name: m.out_features for name, m in layers.items()}, experts))
+    own = {rows.layer for rows in where if not rows.joins_others}
+    return [name for name in layers if name not in own]
+
+
+_TOGETHER = "files have its weight together with others, or transposed, which no layout holds quantized"
 
 
 def _outermost(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

@@ -188,7 +188,7 @@ def _sizes(model: Any) -> tuple[int, int]:
 def _rows(root: nn.Module) -> list[WeightRows]:
     linears = {name: m.out_features for name, m in root.named_modules() if type(m) is nn.Linear}
     experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitStacks)}
-    return file_rows(root, model_weights(linears, experts), every=False)
+    return file_rows(root, model_weights(linears, experts))
 
 
 def _require_runnable(source: Source, remedy: str) -> None:

@@ -203,23 +203,31 @@ def holder_of(parent: str) -> str:
     return parent if parent.rpartition(".")[2] == _EXPERTS else f"{parent}.{_EXPERTS}".lstrip(".")
 
 
+def parts_named(module: str, loaded: str) -> tuple[str, ...]:
+    """Return the projections of fused experts by their widely known names.
+
+    These are of its name in transformers where it only renames ``module``.
+
+    >>> parts_named("mlp.input_linear", "mlp.experts.gate_up_proj")
+    ('gate_proj', 'up_proj')
+    """
+    return expert_parts(loaded if loaded.split(".")[-2:-1] == [_EXPERTS] else module)
+
+
 def _stack(
     entry: TensorEntry, parent: str, read: _Reading | None, layout: ExpertLayout, config: Mapping[str, Any]
 ) -> Stack:
     own = module_of(entry.name)
-    # Where transformers only renames it, its experts go by the name that it gives them.
-    renamed = transformers_names(own, config)[-1]
-    known = renamed.rpartition(".")[0].rpartition(".")[2] == _EXPERTS
+    named = parts_named(own, transformers_names(own, config)[-1])
     holder = holder_of(parent)
     if read is None or entry not in (*read.up, *read.down):
         axes = "in, out" if layout.transposed else "out, in"
         return Stack(holder, expert_parts(own), problem=_problem(entry, read, axes))
-    parts = expert_parts(renamed if known else own)
     out = entry.shape[1 + read.transposed]
     halves = entry in read.up and out == 2 * read.down[0].shape[2 - read.transposed]
     return Stack(
         holder,
-        parts if halves or len(parts) == 1 else (own.rpartition(".")[2],),
+        named if halves or len(named) == 1 else (own.rpartition(".")[2],),
         transposed=read.transposed,
         interleaved=layout.interleaved and halves,
     )
