@@ -164,7 +164,7 @@ def _join_few(builder: Any, source: Any, target: Any, run: Any) -> None:
 
 
 def _moved(body: _Body) -> Any:
-    """Build the move of the digits of some bytes of a run of each block.
+    """Build the move of the digits of a run of all blocks.
 
     Places are an array, the first byte, and the distance of blocks.
     """

@@ -201,7 +201,7 @@ def store_nibble_pairs(builder: Any, array: Any, at: Any, first: Any, second: An
 
 @instruction(types.void, ANY, INDEX, OCTETS)
 def store_pairs_of_bits(builder: Any, array: Any, at: Any, codes: Any) -> None:
-    """Store the low two bits of 32 octets as 8 bytes, lowest first."""
+    """Store the low two bits of 32 octets as 8 bytes."""
     fours = ir.VectorType(I32, STEP // 4)
     value = builder.and_(builder.bitcast(codes, fours), fours([0x03030303] * fours.count))
     both = builder.or_(value, builder.lshr(value, fours([6] * fours.count)))
@@ -211,7 +211,7 @@ def store_pairs_of_bits(builder: Any, array: Any, at: Any, codes: Any) -> None:
 
 @instruction(types.void, ANY, INDEX, WORDS, WORDS)
 def store_pairs_of_bits_of_words(builder: Any, array: Any, at: Any, first: Any, second: Any) -> None:
-    """Store low two bits of two vectors' words, first below second: 8 bytes."""
+    """Store low two bits of two vectors' words, first below second."""
     low = builder.and_(first, _constant(WORDS, 3))
     high = builder.and_(builder.shl(second, _constant(WORDS, 2)), _constant(WORDS, 12))
     both = builder.bitcast(builder.or_(low, high), LONGS.lanes)
