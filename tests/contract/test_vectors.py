@@ -221,6 +221,7 @@ def test_other_processors_give_the_same_bytes_for_all_families(machine: str, tmp
         "int8:channel", "int4:g128", "int4:g128:asym", "float8_e4m3fn:channel", "float8_e5m2:g32:scale=even",
         "mxfp4", "mxfp8_e4m3", "mxint8", "nvfp4", "nvfp4:dialect=compressed-tensors", "nf4", "int3:g64",
         "q4_0", "uint8:tensor:asym:dialect=torch", "int4:g32:scale=float16", "int8:block4x64", "int4:g7",
+        "int2:g32", "uint2:g16:scale=uint4:scale2=float16@g32:offset=uint4:offset2=signed/float16@g32",
     )  # fmt: skip
     code, said, errors = equal_on(machine, "float32,bfloat16,float16", schemes, tmp_path)
     assert (code, said) == (0, "equal\n"), errors

@@ -67,17 +67,24 @@ def _signed_numbers(
 
 @device
 def range_numbers(lows: Any, highs: Any, blocks: Any, chain: Any, numbers: Any) -> None:
-    """Write scales from ranges, which are widened where that is asked for."""
+    """Write scales from ranges, which are widened where that is asked for.
+
+    A quotient of two float32 in double precision, rounded, is their float32 quotient.
+    """
     steps = np.float32(chain.steps)
+    again = np.uint32(np.float64(steps) != chain.steps)
     for b in range(blocks):
         low, high = lows[b], highs[b]  # zeros keep their signs
         low = np.float32(0) if chain.under_zero and low > np.float32(0) else low
         high = np.float32(0) if chain.zeroed and high < np.float32(0) else high
         width = high - low
-        scale = np.float32(np.float64(width) / chain.steps)
-        halves = high / steps - low / steps  # the width of nearly all of float32 overflows
-        numbers[b] = halves if width == INFINITE else scale
-        lows[b] = low
+        numbers[b] = width / steps
+        lows[b], highs[b] = low, high
+        again |= np.uint32(1) if width == INFINITE else np.uint32(0)
+    for b in range(blocks if again > np.uint32(0) else ZERO):
+        width = highs[b] - lows[b]
+        halves = highs[b] / steps - lows[b] / steps  # the width of nearly all of float32 overflows
+        numbers[b] = halves if width == INFINITE else np.float32(np.float64(width) / chain.steps)
 
 
 @device

@@ -31,7 +31,7 @@ from ..machine.vector import (
     words_of,
 )
 from .elements import INFINITE, MAGIC
-from .step_access import Elements, StepTarget, factors_at, octets_in_order, put_words, values_at
+from .step_access import Elements, StepTarget, factors_at, is_stored, octets_in_order, put_words, values_at
 from .steps import LEAST_FIELD, MOST_FIELD, STRIP, StepFactors
 
 MODERATE = np.uint32(0x7E800000)
@@ -70,7 +70,7 @@ def _reciprocals(scales: Any, count: Any, out: Any) -> Any:
     for b in range(count):
         field = shr32(np.uint32(bits32(scales[b]) & _MAGNITUDE), np.uint32(23))
         fits = (field >= LEAST_FIELD and field <= MOST_FIELD) or abs(scales[b]) == INFINITE
-        unfit |= np.uint32(0 if fits else 1)
+        unfit |= np.uint32(0) if fits else np.uint32(1)
         out[b] = np.float32(1) / scales[b]
     return unfit == np.uint32(0)
 
@@ -189,6 +189,6 @@ def encode_blocks(
             elif inverted and not any_below(middle, _near_strip(tile, strip, near, element, False, place)):
                 continue
             _strip(tile, strip, exact, element, moves, place)
-        if bits != np.uint64(8) and bits != np.uint64(4):
+        if not is_stored(bits):
             emit_packed(codes, n, bits, packed, out, byte_at)
         byte_at += n * bits // np.uint64(8)

@@ -160,9 +160,8 @@ def _float16_of_keys(x: Any, low: Any, high: Any) -> Any:
 _numbers_of = by_dtype(float32=_floats_of_keys, uint16=_bfloat16_of_keys, int16=_float16_of_keys)
 
 
-@device
-def group_extremes(x: Any, at: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
-    """Extremes of ``blocks`` blocks, whole groups; -0 is less than 0."""
+@inlined
+def _extremes_of_groups(x: Any, at: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
     for b in range(np.uint64(0), blocks, GROUP):
         begin = at + b * block
         fetch_ahead(x, begin + GROUP * block, GROUP * block)
@@ -171,3 +170,14 @@ def group_extremes(x: Any, at: Any, blocks: Any, block: Any, lows: Any, highs: A
         least, most = _numbers_of(x, smaller_of_16(low, next_low), larger_of_16(high, next_high))
         store_lanes(lows, b, least)
         store_lanes(highs, b, most)
+
+
+@device
+def group_extremes(x: Any, at: Any, blocks: Any, block: Any, lows: Any, highs: Any) -> None:
+    """Extremes of ``blocks`` blocks, whole groups; -0 is less than 0."""
+    if block == HALF:  # a constant, as places of vectors otherwise are as many variables
+        _extremes_of_groups(x, at, blocks, HALF, lows, highs)
+    elif block == WHOLE:
+        _extremes_of_groups(x, at, blocks, WHOLE, lows, highs)
+    else:
+        _extremes_of_groups(x, at, blocks, block, lows, highs)

@@ -29,7 +29,7 @@ from ..machine.vector import (
     words_of,
 )
 from .elements import MAGIC
-from .step_access import StepTarget, put, values_of_pairs
+from .step_access import StepTarget, is_stored, put, values_of_pairs
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _FIELD, _MAGNITUDE = np.uint32(23), np.uint32(0x7FFFFFFF)
@@ -102,7 +102,7 @@ def power_steps(source: Any, powers: Any, fine: Any, coarse: Any, bits: Any, out
         for c in range(span // HALF):
             coarse[first + c] = np.uint8(powers.outer_code + np.uint8(exponents[c]) * powers.outer_step)
         if len(out):
-            if bits != np.uint64(8) and bits != np.uint64(4):
+            if not is_stored(bits):
                 emit_packed(codes, span, bits, packed, out, byte_at)
             byte_at += span * bits // np.uint64(8)
     return not any_below(words_of(np.uint32(powers.outer_last - powers.calm)), worst)

@@ -14,7 +14,7 @@ from .boundaries import ROOM, WORTH, can_encode_boundaries, clear_tables, encode
 from .elements import encode
 from .fields import LONG_BLOCK, PAIRS, build_pairs, can_encode_fields, encode_fields
 from .group_extremes import GROUP, can_group, group_extremes
-from .step_access import Elements, StepSource, StepTarget
+from .step_access import Elements, StepSource, StepTarget, is_stored
 from .steps import StepFactors, can_encode_steps, encode_steps, invert
 
 PACKED = 2 * TILE
@@ -125,7 +125,7 @@ def encode_span(source: Any, desc: Any, order: Any, used: Any, room: Any, out: A
             fetch_ahead(x, at + chunk + span, n)
             load(x, at + chunk, n, layout.kind, tile)
             encode(tile, factors, offsets, n, element, order, place)
-        if bits != np.uint64(8) and (bits != np.uint64(4) or not stepped):
+        if bits != np.uint64(8) and not (stepped and is_stored(bits)):
             emit_packed(codes, n, bits, packed, out, byte_at)
         byte_at += (n * bits + np.uint64(7)) // np.uint64(8)
     return byte_at

@@ -21,6 +21,8 @@ from ..machine.vector import (
     store_lanes,
     store_nibble_pairs,
     store_nibbles,
+    store_pairs_of_bits,
+    store_pairs_of_bits_of_words,
     two_floats,
     values_of,
     words_of,
@@ -45,7 +47,7 @@ class StepSource(NamedTuple):
 
 
 class StepTarget(NamedTuple):
-    """Place of codes: 8 and 4 bits in ``out``, others in ``scratch``."""
+    """Place of codes: in ``out`` where :func:`is_stored`, else ``scratch``."""
 
     bits: Any
     scratch: Any
@@ -159,12 +161,20 @@ fetch_step = by_dtype(float32=_fetch_lines, uint16=_fetch_line, int16=_fetch_lin
 
 
 @inlined
+def is_stored(bits: Any) -> Any:
+    """Whether :func:`put` stores codes of so many bits as they are packed."""
+    return bits == np.uint64(8) or bits == np.uint64(4) or bits == np.uint64(2)
+
+
+@inlined
 def put(codes: Any, i: Any, target: Any) -> None:
     """Write the codes of step ``i`` to a :class:`StepTarget`."""
     if target.bits == np.uint64(8):
         store_lanes(target.out, target.byte_at + i, codes)
     elif target.bits == np.uint64(4):
         store_nibbles(target.out, target.byte_at + i // np.uint64(2), codes)
+    elif target.bits == np.uint64(2):
+        store_pairs_of_bits(target.out, target.byte_at + i // np.uint64(4), codes)
     else:
         store_lanes(target.scratch, i, codes)
 
@@ -174,5 +184,7 @@ def put_words(x: Any, a: Any, b: Any, i: Any, target: Any) -> None:
     """Write codes of step ``i``, low bits of vectors in ``x``'s order."""
     if is_bfloat16(x) and target.bits == np.uint64(4):
         store_nibble_pairs(target.out, target.byte_at + i // np.uint64(2), a, b)
+    elif is_bfloat16(x) and target.bits == np.uint64(2):
+        store_pairs_of_bits_of_words(target.out, target.byte_at + i // np.uint64(4), a, b)
     else:
         put(octets_in_order(x, a, b), i, target)

@@ -29,9 +29,9 @@ from ..machine.vector import (
     words_of,
 )
 from .group_extremes import half_keys, keys_of
-from .step_access import Elements, StepTarget, put
+from .step_access import Elements, StepTarget, is_stored, put
 
-_ONE, _THREE, _FOUR, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(4), np.uint64(8)
+_ONE, _THREE, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(8)
 _ROOM = TILE + 8
 """Digits of a tile, and slack for the last whole word that is read."""
 MOST = 15
@@ -170,7 +170,7 @@ def table_rows(x: Any, sizes: Any, boundaries: Any, out: Any, first: Any, last: 
                 if bits == _EIGHT:
                     for j in range(n):
                         out[at + j] = codes[j]
-                elif not stepwise or bits != _FOUR:
+                elif not (stepwise and is_stored(bits)):
                     emit_packed(codes, n, bits, packed, out, at)
                 at += (n * bits + np.uint64(7)) // _EIGHT
             b += _ONE

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..encode.chained_steps import largest_bits
 from ..encode.group_extremes import GROUP, can_group, group_extremes
-from ..encode.step_access import StepTarget, put_words, values_at
+from ..encode.step_access import StepTarget, is_stored, put_words, values_at
 from ..machine.base3 import emit_digits
 from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.emit import emit_packed
@@ -244,12 +244,12 @@ def rounded_rows(x: Any, source: Any, kind: Any, packed: Any, numbers: Any, firs
         fetch_ahead(x, at + _AHEAD, count * kind.size)
         state = max(state, _extremes(group, kind.size, values, ends))
         _scales(group, kind, values, ends)
-        # Digits and codes of other widths than 4 and 8 bits are packed from bytes.
+        # Digits, and codes that are not stored as they are packed, are packed from bytes.
         _codes(group, kind, ends, StepTarget(np.uint64(0) if digits else bits, codes, packed, target))
         if digits:
             # Zeros are ones as codes.
             emit_digits(codes, count, SUPER, np.uint64(1), packed, start * DIGIT_BYTES)
-        elif bits != np.uint64(8) and bits != np.uint64(4):
+        elif not is_stored(bits):
             emit_packed(codes, count * kind.size, bits, room, packed, target)
         store_lanes(halves, ZERO, float16_of_floats(load_lanes(ends, _SCALE), load_lanes(ends, _LOW)))
         for block in range(count):

@@ -164,11 +164,19 @@ def _join_few(builder: Any, source: Any, target: Any, run: Any) -> None:
 
 
 def _moved(body: _Body) -> Any:
-    """Build the move of the digits of some bytes of a run."""
+    """Build the move of the digits of a run of all blocks.
 
-    @instruction(types.void, ANY, INDEX, ANY, INDEX, INDEX)
-    def move(builder: Any, source: Any, at: Any, target: Any, to: Any, run: Any) -> None:
-        body(builder, address(builder, source, at), address(builder, target, to), run)
+    Places are an array, the first byte, and the distance of blocks.
+    """
+
+    @instruction(types.void, ANY, ANY, INDEX, INDEX)
+    def move(builder: Any, source: Any, target: Any, run: Any, blocks: Any) -> None:
+        with tools.for_range(builder, blocks) as loop:
+            here, there = (
+                address(builder, array, builder.add(begin, builder.mul(loop.index, pitch)))
+                for array, begin, pitch in (source, target)
+            )
+            body(builder, here, there, run)
 
     return move
 
@@ -186,14 +194,12 @@ def join_digits(
     Gain that keeps its vectors of bytes, with :func:`load_digits`: twice the speed.
     """
     whole = run // WHOLE * WHOLE
-    for b in range(blocks):
-        source, target = begin + b * pitch, at + b * step
-        for j in range(np.uint64(0), whole, WHOLE):
-            _join32(numbers, source + j, lines, target + j, run)
-        if run == FEW:
-            _join4(numbers, source, lines, target, run)
-        elif whole < run:
-            _join16(numbers, source + whole, lines, target + whole, run)
+    for j in range(np.uint64(0), whole, WHOLE):
+        _join32((numbers, begin + j, pitch), (lines, at + j, step), run, blocks)
+    if run == FEW:
+        _join4((numbers, begin, pitch), (lines, at, step), run, blocks)
+    elif whole < run:
+        _join16((numbers, begin + whole, pitch), (lines, at + whole, step), run, blocks)
 
 
 @device
@@ -205,14 +211,12 @@ def split_digits(
     Gain that keeps its vectors of bytes, with :func:`emit_digits`: 2.3 times the speed.
     """
     whole = run // WHOLE * WHOLE
-    for b in range(blocks):
-        source, target = at + b * step, begin + b * pitch
-        for j in range(np.uint64(0), whole, WHOLE):
-            _split32(lines, source + j, numbers, target + j, run)
-        if run == FEW:
-            _split4(lines, source, numbers, target, run)
-        elif whole < run:
-            _split16(lines, source + whole, numbers, target + whole, run)
+    for j in range(np.uint64(0), whole, WHOLE):
+        _split32((lines, at + j, step), (numbers, begin + j, pitch), run, blocks)
+    if run == FEW:
+        _split4((lines, at, step), (numbers, begin, pitch), run, blocks)
+    elif whole < run:
+        _split16((lines, at + whole, step), (numbers, begin + whole, pitch), run, blocks)
 
 
 @instruction(types.void, ANY, INDEX, ANY, INDEX)

@@ -199,6 +199,26 @@ def store_nibble_pairs(builder: Any, array: Any, at: Any, first: Any, second: An
     store_at(builder, builder.trunc(both, ir.VectorType(I8, STEP // 2)), array, at)
 
 
+@instruction(types.void, ANY, INDEX, OCTETS)
+def store_pairs_of_bits(builder: Any, array: Any, at: Any, codes: Any) -> None:
+    """Store the low two bits of 32 octets as 8 bytes."""
+    fours = ir.VectorType(I32, STEP // 4)
+    value = builder.and_(builder.bitcast(codes, fours), fours([0x03030303] * fours.count))
+    both = builder.or_(value, builder.lshr(value, fours([6] * fours.count)))
+    both = builder.or_(both, builder.lshr(both, fours([12] * fours.count)))
+    store_at(builder, builder.trunc(both, ir.VectorType(I8, fours.count)), array, at)
+
+
+@instruction(types.void, ANY, INDEX, WORDS, WORDS)
+def store_pairs_of_bits_of_words(builder: Any, array: Any, at: Any, first: Any, second: Any) -> None:
+    """Store low two bits of two vectors' words, first below second."""
+    low = builder.and_(first, _constant(WORDS, 3))
+    high = builder.and_(builder.shl(second, _constant(WORDS, 2)), _constant(WORDS, 12))
+    both = builder.bitcast(builder.or_(low, high), LONGS.lanes)
+    both = builder.or_(both, builder.lshr(both, _constant(LONGS, 28)))
+    store_at(builder, builder.trunc(both, ir.VectorType(I8, LONGS.count)), array, at)
+
+
 @instruction(types.void, ANY, INDEX, WORDS)
 def store_low_octets(builder: Any, array: Any, at: Any, value: Any) -> None:
     """Store the low bytes of 16 words."""
