@@ -52,8 +52,8 @@ from tests.oracles import tiny_models  # noqa: E402
 import zeropoint as zp  # noqa: E402
 from zeropoint.architectures import model_type  # noqa: E402
 from zeropoint.checkpoint.plan.verdicts import facts_of, verdicts  # noqa: E402
-from zeropoint.codecs.engine_runs import LOADED, RAN, REFUSED, VllmRun, ways  # noqa: E402
-from zeropoint.codecs.engine_runs import TABLE as RECORD  # noqa: E402
+from zeropoint.codecs.engine_records import LOADED, RAN, REFUSED, VllmRun, ways  # noqa: E402
+from zeropoint.codecs.engine_records import RUNS as RECORD  # noqa: E402
 from zeropoint.codecs.engines import TRANSFORMERS, Loads  # noqa: E402
 
 WINDOW, WINDOWS = 256, 2
@@ -404,7 +404,7 @@ def run_rows(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
 
 
 def answer_of(row: Mapping[str, Any]) -> str:
-    """Return what a row says of vLLM, as src/zeropoint/codecs/engine_runs.py has it."""
+    """Return what a row says of vLLM, as src/zeropoint/codecs/engine_records.py has it."""
     if "refused" not in row:
         return RAN
     weights = row["weights"]

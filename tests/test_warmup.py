@@ -68,7 +68,7 @@ print(calls, len(before), sorted(compiled() - before))
 # Entry points of searches, and after the calls of ``warmup`` for them those that were not compiled.
 SEARCHES = """
 from zeropoint import warmup
-from zeropoint.kernels.cpu import entries
+from zeropoint.kernels.cpu import search_entries as entries
 kernels = {name: value for name, value in vars(entries).items() if name.startswith("search_")}
 kernels = {name: value for name, value in kernels.items() if hasattr(value, "signatures")}
 for name, call in warmup._searches():

@@ -28,10 +28,10 @@ from zeropoint.checkpoint.read.quantized_layers import configuration, find_layer
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.storage import open_file
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.containers.safetensors import TORCH_DTYPES
 from zeropoint.codecs.layer_schemes import preset_layers
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.codecs.registry import CODECS
-from zeropoint.codecs.safetensors_dtypes import TORCH_DTYPES
 from zeropoint.errors import ZeropointError
 from zeropoint.formats import CATALOG, Format, format_name
 from zeropoint.formats.choices import ChoiceFormat

@@ -79,7 +79,7 @@ def plot(self: object) -> Picture:
 
 def with_page(result: Any) -> Any:
     """Return a run's result after writing its page next to the manifest."""
-    return _report("run_page").with_page(result)
+    return _report("page").with_page(result)
 
 
 def new_page(path: Path, apart: Sequence[Path], *, overwrite: bool) -> OwnFile:

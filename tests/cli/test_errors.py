@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call, Called
 
-from zeropoint.cli.main import main
-from zeropoint.cli.signals import Interrupted, interruptible
+from zeropoint.cli.main import Interrupted, interruptible, main
 from zeropoint.errors import ZeropointError
 from zeropoint.schemes import PRESETS
 

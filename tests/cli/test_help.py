@@ -3,8 +3,7 @@
 import typer
 from tests.cli.conftest import Call
 
-from zeropoint.cli.app import app
-from zeropoint.cli.option_groups import COMMAND_GROUPS, OPTION_GROUPS
+from zeropoint.cli.app import COMMAND_GROUPS, OPTION_GROUPS, app
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 

@@ -22,8 +22,8 @@ from zeropoint.codecs.compressed_tensors.layout import (
     layout_of,
     unfit,
 )
+from zeropoint.codecs.containers.safetensors import FILE_DTYPES
 from zeropoint.codecs.layer_schemes import named_layer
-from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES
 from zeropoint.codecs.tensor_fields import WeightPart
 from zeropoint.errors import CheckpointError, FormatError, SchemeError, UnsupportedError, ZeropointError
 from zeropoint.recipes import Activation

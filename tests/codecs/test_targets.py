@@ -4,7 +4,7 @@ import pytest
 from tests.peers import Peer
 
 from zeropoint.codecs.compressed_tensors.config import matches
-from zeropoint.codecs.compressed_tensors.targets import targets
+from zeropoint.codecs.compressed_tensors.config_groups import targets
 
 match = Peer("compressed_tensors.utils.match")
 

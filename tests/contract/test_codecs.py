@@ -16,10 +16,10 @@ from tests.tensors import encoded, same_bytes
 import zeropoint as zp
 from zeropoint.checkpoint.measure.tiles import needs_extremes
 from zeropoint.codecs.containers import CONTAINERS
+from zeropoint.codecs.containers.safetensors import FILE_DTYPES, TORCH_DTYPES
 from zeropoint.codecs.layer_schemes import layer_scheme, preset_layers
 from zeropoint.codecs.protocol import LayerScheme
 from zeropoint.codecs.registry import CODECS, claiming
-from zeropoint.codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from zeropoint.codecs.tensor_fields import COLUMNS, ROWS, WeightPart
 from zeropoint.errors import UnsupportedError
 from zeropoint.schemes import PRESETS

@@ -14,9 +14,9 @@ from zeropoint.methods import methods, steps
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "zeropoint"
 HOUSES = ("checkpoint", "report", "cli", "schemes")
 NEUTRAL = frozenset((
-    "act_order", "block_extents", "containers", "data_scales", "divided_tensors", "engine_architectures",
-    "engine_runs", "engines", "held_schemes", "known", "layer_schemes", "model_format", "names", "protocol",
-    "records", "registry", "safetensors_dtypes", "stored_forms", "tensor_fields", "word_layers", "words",
+    "act_order", "block_extents", "containers", "data_scales", "divided_tensors", "engine_records",
+    "engines", "held_schemes", "known", "layer_schemes", "model_format", "names", "protocol",
+    "records", "registry", "stored_forms", "tensor_fields", "word_layers", "words",
 ))  # fmt: skip
 """Modules of codecs/ that are about no codec."""
 COMMON = frozenset((

@@ -11,7 +11,7 @@ from tests.cli.checkpoints import write_llama
 import zeropoint as zp
 from zeropoint.checkpoint.read.file_names import REPORT
 from zeropoint.cli.main import main
-from zeropoint.report import run_page
+from zeropoint.report import page as pages
 
 pytestmark = pytest.mark.rotating
 
@@ -88,7 +88,7 @@ def test_a_run_that_ended_before_its_page_gets_it_from_the_same_command(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_page, "overview", killed)
+        patched.setattr(pages, "overview", killed)
         with pytest.raises(KeyboardInterrupt):
             quantize(model, tmp_path / "out")
     assert not (tmp_path / "out" / REPORT).exists()
@@ -137,7 +137,7 @@ def test_the_command_prints_in_short_what_the_page_says(
 def test_many_tensors_have_a_page_only_where_it_is_asked_for(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_page, "_MOST", 3)
+    monkeypatch.setattr(pages, "_MOST", 3)
     result = quantize(model, tmp_path / "out")
     assert not (tmp_path / "out" / REPORT).exists()
     assert "no report was written: it has" in result.notes[-1]

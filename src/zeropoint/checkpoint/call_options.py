@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypedDict, Unpack
 
+import torch
+
 from ..codecs.registry import DEFAULT
 from ..errors import CheckpointError, OptionError, all_of, option, size_of
 from ..own_files import OwnFile
@@ -17,6 +19,7 @@ from ..progress import Progress, bars
 from ..recipes import Recipe
 from ..shown import PAGE, with_page
 from .cluster.ray import RayExecutor
+from .model.tokens import Windows
 from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.file import PlanFile
 from .plan.learned_data import of_lower_quality
@@ -129,6 +132,20 @@ class Writing:
         elif self.spool is not None:
             raise OptionError(f"{option('spool')} is for an output behind a URL; leave it out")
         return target
+
+
+def requested_windows(
+    given: torch.Tensor | Path | str | None, samples: int | None, length: int | None
+) -> Windows | None:
+    """Return the requested windows, or None; raises OptionError without data."""
+    if given is not None:
+        return Windows(given=given, samples=samples, length=length)
+    if samples is not None or length is not None:
+        raise OptionError(
+            f"{option('samples')} and {option('length')} are of windows of {option('calibration')}; add "
+            "that, or leave them out"
+        )
+    return None
 
 
 def require_executor(executor: str, address: str | None) -> None:

@@ -9,13 +9,23 @@ import torch
 from ..errors import OptionError, RangeError, option, require_one
 from ..models.block_training import TrainingSteps
 from ..signatures import by_signature
-from .call_options import LOCAL, RAY, RESUME, Paths, Shown, Writing, paths, require_executor
+from .call_options import (
+    LOCAL,
+    RAY,
+    RESUME,
+    Paths,
+    Shown,
+    Writing,
+    paths,
+    requested_windows,
+    require_executor,
+)
 from .cluster.statistics_parts import StatisticsRun, gathered_on_cluster
 from .model.cache_scales import with_cache_scales
 from .model.distillation import Distillation, copying, distilled
 from .model.gathered_statistics import StatisticsResult, gathered, merged, require_ending
 from .model.solved_weights import folder_for
-from .model.tokens import Windows, requested_windows
+from .model.tokens import Windows
 from .plan.limits import Limits
 from .read.source import open_source
 from .read.storage import Place

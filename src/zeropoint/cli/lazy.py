@@ -8,7 +8,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from ..deferred_names import imported
-from .signals import ending_at_once
+from .main import ending_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console as Console

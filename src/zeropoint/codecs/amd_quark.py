@@ -36,6 +36,7 @@ from ..patterns import name_patterns
 from ..recipes import Activation
 from ..schemes import PRESETS, Preset, Scheme
 from .block_extents import blocks, no_matrix, partial_group
+from .containers.safetensors import torch_name
 from .data_scales import InputNames
 from .engines import (
     LLAMA_CPP,
@@ -76,7 +77,6 @@ from .records import (
     needed,
     record_of,
 )
-from .safetensors_dtypes import torch_name
 from .tensor_fields import (
     COLUMNS,
     IN_ORDER,

@@ -48,6 +48,7 @@ from ..recipes import Activation
 from ..schemes import PRESETS, Granularity, Scheme, ZeroPoint
 from .block_extents import blocks
 from .compressed_tensors.config import require_plain
+from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
 from .data_scales import CacheScales, InputNames
 from .engines import (
     LLAMA_CPP,
@@ -65,7 +66,6 @@ from .engines import (
 )
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, names_in
-from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from .tensor_fields import COLUMNS, CodeField, Field, LevelField, ScalarField
 
 QUANT_METHOD = "fp8"

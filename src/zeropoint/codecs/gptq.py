@@ -48,14 +48,14 @@ from ..tensor import QuantizedTensor
 from . import engines, word_layers
 from .act_order import group_index
 from .block_extents import blocks, by_column
-from .compressed_tensors.targets import targets
+from .compressed_tensors.config_groups import targets
 from .compressed_tensors.tested import TEXT_ALONE, of_gptq
+from .containers.safetensors import FILE_DTYPES, torch_name
 from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, Facts, Loads, Problem, decoded_first, rules
 from .gptq_config import BITS, OTHER, QUANT_METHOD, SKIP, V1, V2, GptqSettings, named_layers
 from .held_schemes import FLOAT_SCALES
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, float_scales, needed, record_of
-from .safetensors_dtypes import FILE_DTYPES, torch_name
 from .tensor_fields import (
     COLUMNS,
     ROWS,

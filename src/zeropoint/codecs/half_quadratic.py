@@ -44,11 +44,11 @@ from ..layout import packing
 from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
+from .containers.safetensors import FILE_DTYPES, torch_name
 from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Loads, linear_alone, not_gguf, not_read, rules
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, float_scales, names_in, needed, record_of
-from .safetensors_dtypes import FILE_DTYPES, torch_name
 from .tensor_fields import CODES as CODES_OF
 from .tensor_fields import (
     COLUMNS,

@@ -12,7 +12,7 @@ from ..formats.torch_dtypes import storage_dtype
 from ..recipes import Activation
 from ..schemes import Scheme
 from .block_extents import blocks
-from .safetensors_dtypes import FILE_DTYPES, torch_name
+from .containers.safetensors import FILE_DTYPES, torch_name
 
 if TYPE_CHECKING:
     from .protocol import LayerScheme

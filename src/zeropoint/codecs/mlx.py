@@ -42,6 +42,7 @@ from ..layout.word_lines import WORD
 from ..schemes import Granularity, Preset, Scheme
 from ..schemes.structure import stored_numbers
 from .block_extents import blocks
+from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
 from .engines import (
     LLAMA_CPP,
     MLX_LM,
@@ -59,7 +60,6 @@ from .held_schemes import FLOAT_SCALES, require_held
 from .mlx_experts import MlxFormat, expert_count, stacked
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, float_scales, model_dtype, needed, record_of
-from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from .tensor_fields import COLUMNS, CodeField, Field, LevelField
 
 WEIGHT, SCALES, BIASES, GLOBAL = "weight", "scales", "biases", "global_scale"

@@ -56,6 +56,7 @@ from .containers.onnx_graph import (
     parsed,
 )
 from .containers.protocol import Use
+from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
 from .engines import (
     LLAMA_CPP,
     ONNXRUNTIME,
@@ -75,7 +76,6 @@ from .onnx_rewriting import Rewriting, module_name, rewritten
 from .onnx_types import ELEMENTS, code_type
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, needed
-from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from .tensor_fields import COLUMNS, ROWS, Tensors, TensorSpec, WeightPart
 
 _FLOATS = ("F32", "F16", "BF16")

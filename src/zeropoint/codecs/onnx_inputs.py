@@ -25,10 +25,10 @@ from .containers.onnx_graph import (
 )
 from .containers.onnx_running import DATA_INPUTS, data_of
 from .containers.protocol import Use
+from .containers.safetensors import FILE_DTYPES
 from .data_scales import InputNames
 from .onnx_rewriting import Rewriting, module_name
 from .onnx_types import ELEMENTS, code_type
-from .safetensors_dtypes import FILE_DTYPES
 
 INPUTS = InputNames(INPUT_SCALE, INPUT_ZERO, INPUT_SCALE, shape=(), signed=False)
 _PASSES = frozenset(("Identity", "Cast", "Transpose"))

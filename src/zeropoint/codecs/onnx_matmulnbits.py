@@ -45,11 +45,11 @@ from .containers.onnx_graph import (
     parsed,
 )
 from .containers.protocol import Use
+from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
 from .engines import LLAMA_CPP, ONNXRUNTIME, SGLANG, TENSORRT, TRANSFORMERS, VLLM, Loads, always, rules
 from .onnx_rewriting import Rewriting, module_name, rewritten
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, record_of
-from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
 from .tensor_fields import COLUMNS, ZERO_POINT, CodeField, Field, LevelField, TensorSpec, WeightPart
 
 _BITS = (2, 4, 8)

@@ -31,9 +31,9 @@ from .containers.onnx_graph import (
     parsed,
 )
 from .containers.protocol import Found
+from .containers.safetensors import TORCH_DTYPES
 from .onnx_operators import raised
 from .protocol import Contents, Documents, LayerScheme
-from .safetensors_dtypes import TORCH_DTYPES
 
 WEIGHT = ".weight"
 _LIMIT = (1 << 31) - 1

@@ -6,7 +6,7 @@ from ..formats import Format
 from ..formats.catalog import CATALOG
 from ..formats.torch_dtypes import dtype_of
 from .containers.onnx import DATA_TYPES
-from .safetensors_dtypes import FILE_DTYPES
+from .containers.safetensors import FILE_DTYPES
 
 
 def code_type(element: Format) -> str | None:

@@ -45,6 +45,7 @@ from ..schemes import Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import tensor_fields
 from .block_extents import blocks, no_matrix
+from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES, torch_name
 from .engines import (
     DIFFUSERS,
     LLAMA_CPP,
@@ -63,7 +64,6 @@ from .held_schemes import FLOAT_SCALES
 from .known import ACTIVATION_SCALES
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, matrix, needed, record_of
-from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES, torch_name
 from .tensor_fields import (
     COLUMNS,
     ZERO_POINT,

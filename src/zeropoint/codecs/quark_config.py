@@ -16,7 +16,7 @@ from ..recipes import Activation
 from ..schemes import Granularity, Scheme, ZeroPoint
 from ..schemes.scale_rules import LINEAR
 from .block_extents import blocks
-from .safetensors_dtypes import FILE_DTYPES
+from .containers.safetensors import FILE_DTYPES
 
 SCALE_DTYPES = ("F32", "BF16", "F16")
 _INTEGERS = ("int4", "uint4", "int8", "uint8")

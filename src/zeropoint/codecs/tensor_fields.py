@@ -24,7 +24,7 @@ from ..schemes import Granularity, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
 from . import words
 from .block_extents import blocks
-from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
 
 ROWS, COLUMNS = 0, 1
 """The axes of a weight, (outputs, inputs)."""

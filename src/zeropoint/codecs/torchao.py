@@ -38,6 +38,7 @@ from ..schemes import Preset, Scheme, ZeroPoint
 from . import torchao_packed as packed
 from .block_extents import blocks
 from .containers.protocol import Metadata
+from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES, torch_name
 from .engines import (
     DIFFUSERS,
     LLAMA_CPP,
@@ -69,7 +70,6 @@ from .records import (
     needed,
     record_of,
 )
-from .safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES, torch_name
 from .tensor_fields import ZERO_POINT, CodeField, Field, LevelField, Tensors
 from .torchao_json import FLOAT8, INT8, INTX, config_of, json_of
 from .torchao_packed import CODES, INT4, MX, NVFP4, SCALE, TENSOR_SCALE, ZEROS

@@ -32,8 +32,8 @@ from ..schemes import Scheme, ZeroPoint
 from ..schemes.structure import stored_numbers
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
+from .containers.safetensors import FILE_DTYPES
 from .protocol import LayerScheme
-from .safetensors_dtypes import FILE_DTYPES
 from .tensor_fields import COLUMNS, CodeField, Field, LevelField, ScalarField, Tensors, TensorSpec, WeightPart
 
 CODES, SCALE, ZEROS, TENSOR_SCALE = (

@@ -22,8 +22,7 @@ from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
 from ..checkpoint.read.storage import OpenFiles, open_file, shown
 from ..checkpoint.read.tensor_entries import TensorEntry
-from ..codecs.containers.safetensors import header_bytes
-from ..codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from ..codecs.containers.safetensors import FILE_DTYPES, TORCH_DTYPES, header_bytes
 from ..declared_models import transformers_package
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..own_files import FileKind, OwnFile

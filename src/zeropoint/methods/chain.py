@@ -25,7 +25,7 @@ from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Needs, Scope
 from .mse import METHOD as MSE
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .nearest import METHOD as NEAREST
-from .registry import methods, steps
+from .registry import plain_method, step_named
 from .rescaling import Rescaling
 from .rotate import ModelRotation, needs_checkpoint
 from .signround import METHOD as SIGNROUND
@@ -151,12 +151,12 @@ def spelled(text: str) -> MethodChain | None:
         rounded = [f"{end.name}+{text}" for end in (GPTQ, NEAREST)]
         raise RecipeError(f"{text!r} follows a method; write {' or '.join(rounded)}")
     *names, last = before
-    if all(_step(name) is not None for name in before):
+    if all(step_named(name) is not None for name in before):
         moved = any(not _rescales(name) and not _rotates(name) for name in before)
         follows = GPTQ.name if moved else DEFAULT_END if any(map(_rescales, before)) else MSE.name
         right = "+".join((*before, follows, *behind))
         raise RecipeError(f"{text!r} names no method, which rounds weights after its steps; write {right}")
-    if not (names or behind) or any(_step(name) is None for name in names):
+    if not (names or behind) or any(step_named(name) is None for name in names):
         return None
     early = next((name for name in names if _corrects(name)), None)
     if early is not None:
@@ -168,7 +168,7 @@ def spelled(text: str) -> MethodChain | None:
         right = "+".join((*before, *dict.fromkeys(behind)))
         raise RecipeError(f"method {text!r}: {behind[0]} stands there twice; write {right}")
     moves = [name for name in names if not _rescales(name) and not _rotates(name)]
-    end = ENDS.get(last) if moves else methods().get(last)
+    end = ENDS.get(last) if moves else plain_method(last)
     if end is None or last.startswith(OF_MODELS):
         ends = " or ".join(ENDS) if moves else f"{DEFAULT_END}, {GPTQ.name} or another method of checkpoints"
         raise RecipeError(
@@ -204,14 +204,8 @@ DEFAULT_END = "mse_weighted"
 """What follows steps that rescale channels, in messages."""
 
 
-def _step(name: str) -> Step | Rescaling | Correction | ModelRotation | None:
-    """Return the step of a name, possibly with a number, or None."""
-    readers = (read for step in steps().values() if (read := getattr(step, "spelled", None)) is not None)
-    return steps().get(name) or next((found for read in readers if (found := read(name)) is not None), None)
-
-
 def _known(name: str) -> Step | Rescaling | Correction | ModelRotation:
-    found = _step(name)
+    found = step_named(name)
     assert found is not None
     return found
 
@@ -240,7 +234,7 @@ def _sides(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _is_correction(name: str) -> bool:
-    return _step(name) is not None and _corrects(name)
+    return step_named(name) is not None and _corrects(name)
 
 
 def without_corrections(method: Method) -> Method:

@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import torch
 
+from ..formats import ChoiceFormat, DigitsFormat, RoundingMode, VectorFormat
 from ..formats.torch_dtypes import format_of
 from ..functional import quantize
 from ..ops.feedback import Grid, feed_back
@@ -40,12 +41,24 @@ from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED
 from .nearest import METHOD as NEAREST
 from .output_bound import output_error
-from .rounding_grid import grid_of, ungridded
+from .rounding_grid import grid_of
 
 _VALUE_BYTES = 40
 """Memory of a value while a weight is solved: float64 of it, of its codes' value and of its error."""
 
 Refine = Callable[[torch.Tensor, torch.Tensor, Factored, Grid], torch.Tensor]
+
+
+def ungridded(name: str, scheme: Scheme) -> str | None:
+    """Return the reason why numbers cannot be rounded singly, or None."""
+    element = scheme.element
+    if not scheme.scales:
+        return f"method {name} rounds under scales, and {scheme} has none; use method nearest"
+    if scheme.rounding.mode is RoundingMode.STOCHASTIC:
+        return f"method {name} feeds errors back, which {scheme} draws at random; use half_even"
+    if isinstance(element, VectorFormat | DigitsFormat | ChoiceFormat) or element.per_scale > 1:
+        return f"method {name} rounds one weight at a time, and {scheme} several together; use method mse"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

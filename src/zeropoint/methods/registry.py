@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
@@ -66,7 +67,7 @@ def method_named(name: str, *, of_files: bool = False) -> Method:
         mappingproxy({})
     """
     text = str(name)  # of anything, a list too, which is no key of a mapping
-    found = _of_module(text) or methods().get(text) or _spelled(text)
+    found = _method(text)
     if found is None:
         offered = [each for each in methods() if not (of_files and each in OF_MODELS)]
         near = near_misses(text, offered)
@@ -76,16 +77,47 @@ def method_named(name: str, *, of_files: bool = False) -> Method:
 
 
 @functools.lru_cache(maxsize=256)
-def _of_module(text: str) -> Method | None:
-    """Return the method of one module, without loading others, or None."""
-    package = __name__.rpartition(".")[0]
-    if text not in {found.name for found in pkgutil.iter_modules(import_module(package).__path__)}:
-        return None
-    return getattr(import_module(f"{package}.{text}"), "METHOD", None)
+def _method(text: str) -> Method | None:
+    """Return the method that ``text`` names or spells, or None."""
+    plain = plain_method(text)
+    if plain is not None:
+        return plain
+    readers = (getattr(each, "spelled", None) for each in (_module_of("chain"), _module_of(text)))
+    return next((found for read in readers if read is not None and (found := read(text)) is not None), None)
 
 
-@functools.lru_cache(maxsize=256)
-def _spelled(text: str) -> Method | None:
-    """Return the method that a module parses from a text, or None."""
-    readers = (module.spelled for module in _modules() if hasattr(module, "spelled"))
-    return next((found for read in readers if (found := read(text)) is not None), None)
+def plain_method(name: str) -> Method | None:
+    """Return the method of a plain name, or None.
+
+    Args:
+        name: of the method.
+
+    >>> plain_method("gptq").name, plain_method("shift+gptq")
+    ('gptq', None)
+    """
+    found: Method | None = getattr(_module_of(name), "METHOD", None)
+    return None if found is None or found.name != name else found
+
+
+def step_named(text: str) -> Step | Rescaling | Correction | ModelRotation | None:
+    """Return the step of a name, possibly with a number, or None.
+
+    Args:
+        text: of the name.
+
+    >>> step_named("lowrank16").name, step_named("gptq")
+    ('lowrank16', None)
+    """
+    step = getattr(_module_of(text), "STEP", None)
+    if step is None or step.name == text:
+        return step
+    read = getattr(step, "spelled", None)
+    return None if read is None else read(text)
+
+
+def _module_of(text: str) -> Any:
+    """Return the module whose name a text begins with, or None."""
+    package, word = import_module(__name__.rpartition(".")[0]), re.match("[a-z_]*", text)
+    assert word is not None
+    known = {found.name for found in pkgutil.iter_modules(package.__path__)}
+    return import_module(f"{package.__name__}.{word[0]}") if word[0] in known else None

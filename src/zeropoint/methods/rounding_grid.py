@@ -6,24 +6,12 @@ import functools
 
 import torch
 
-from ..formats import ChoiceFormat, DigitsFormat, RoundingMode, VectorFormat
+from ..formats import RoundingMode
 from ..formats.codes import decode, encode
 from ..formats.torch_dtypes import code_dtype, wide_dtype
 from ..ops.feedback import Grid
 from ..params import QuantizationParams
 from ..schemes import Scheme
-
-
-def ungridded(name: str, scheme: Scheme) -> str | None:
-    """Return the reason why numbers cannot be rounded singly, or None."""
-    element = scheme.element
-    if not scheme.scales:
-        return f"method {name} rounds under scales, and {scheme} has none; use method nearest"
-    if scheme.rounding.mode is RoundingMode.STOCHASTIC:
-        return f"method {name} feeds errors back, which {scheme} draws at random; use half_even"
-    if isinstance(element, VectorFormat | DigitsFormat | ChoiceFormat) or element.per_scale > 1:
-        return f"method {name} rounds one weight at a time, and {scheme} several together; use method mse"
-    return None
 
 
 def grid_of(params: QuantizationParams) -> Grid:

@@ -31,9 +31,9 @@ from ..tensor import QuantizedTensor
 from ..training.slope_means import SlopeMeans
 from .channels import needs_model
 from .gptq import METHOD as GPTQ
-from .gptq import ErrorFeedback, coded
+from .gptq import ErrorFeedback, coded, ungridded
 from .method import NO_DATA, Bound, LayerData, LayerResult, Method, Needs, Scope
-from .rounding_grid import grid_of, ungridded
+from .rounding_grid import grid_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

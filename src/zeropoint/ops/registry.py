@@ -11,9 +11,10 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -223,7 +224,6 @@ class Dense(Protocol):
         """Return values, float64, and how many moved in each sweep."""
 
 
-Taking = TypeVar("Taking", Counter, Dense)
 MODULES = {
     "reference": "zeropoint.ops.reference_backend",
     "cpu": "zeropoint.kernels.cpu",
@@ -235,8 +235,7 @@ The one place that names kernels, which nothing imports: a layer below them must
 """
 REFERENCE = "reference"
 _BACKENDS: dict[str, Backend] = {}
-_COUNTERS: dict[str, Counter] = {}
-_DENSE: dict[str, Dense] = {}
+_LOADED: dict[str, ModuleType] = {}
 _ABSENT: dict[str, str] = {}
 
 
@@ -262,10 +261,7 @@ def _load() -> None:
                 _ABSENT[name] = str(error)
             else:
                 register(module.BACKEND)
-                if hasattr(module, "COUNTER"):
-                    _COUNTERS[name] = module.COUNTER
-                if hasattr(module, "DENSE"):
-                    _DENSE[name] = module.DENSE
+                _LOADED[name] = module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,14 +370,18 @@ def has_kernel(request: Request) -> bool:
 
 def counter(x: torch.Tensor, only: str | None = None) -> Counter | None:
     """Return the statistics kernels for ``x``, or None for plain torch."""
-    return _taking(_COUNTERS, x, only)
+    found: Counter | None = _taking("COUNTER", x, only)
+    return found
 
 
 def dense(x: torch.Tensor, only: str | None = None) -> Dense | None:
     """Return the dense-product kernels for ``x``, or None for plain torch."""
-    return _taking(_DENSE, x, only)
+    found: Dense | None = _taking("DENSE", x, only)
+    return found
 
 
-def _taking(kernels: Mapping[str, Taking], x: torch.Tensor, only: str | None) -> Taking | None:
+def _taking(kernels: str, x: torch.Tensor, only: str | None) -> Any:
     _load()
-    return next((found for name, found in kernels.items() if only in (None, name) and found.takes(x)), None)
+    asked = [module for name, module in _LOADED.items() if only in (None, name)]
+    offers = (getattr(module, kernels, None) for module in asked)
+    return next((found for found in offers if found is not None and found.takes(x)), None)

@@ -4,6 +4,9 @@ In Python or YAML. This package decides from names, types and shapes alone. It k
 and no tensor.
 """
 
+from typing import TYPE_CHECKING
+
+from ..deferred_names import imported
 from .assignment import Activation, Assignment
 from .document import (
     Vocabulary,
@@ -18,18 +21,18 @@ from .document import (
 from .family_recipes import FAMILIES
 from .model_preset import model_preset
 from .quality import PickedMethod, Quality, learns_from_data, one_name, picked, without_inputs
-from .quark import (
-    DeviceType,
-    Dtype,
-    QSchemeType,
-    QuantizationMode,
-    RoundType,
-    ScaleType,
-    TQTThresholdInitMeth,
-    ZeroPointType,
-    scheme_from_quark,
-)
 from .rules import Decision, Recipe, Rule, Subject
+
+if TYPE_CHECKING:  # what quark writes is read where somebody asks for it
+    from .quark import DeviceType as DeviceType
+    from .quark import Dtype as Dtype
+    from .quark import QSchemeType as QSchemeType
+    from .quark import QuantizationMode as QuantizationMode
+    from .quark import RoundType as RoundType
+    from .quark import ScaleType as ScaleType
+    from .quark import TQTThresholdInitMeth as TQTThresholdInitMeth
+    from .quark import ZeroPointType as ZeroPointType
+    from .quark import scheme_from_quark as scheme_from_quark
 
 __all__ = [
     "scheme_from_quark",
@@ -64,3 +67,8 @@ __all__ = [
     "recipe_text",
     "with_method",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        return imported(__name__, name)

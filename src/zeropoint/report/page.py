@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..architectures import classes_of
+from ..checkpoint.read import object_store
+from ..checkpoint.read.file_names import REPORT
+from ..checkpoint.read.object_store import RemotePath
 from ..checkpoint.read.storage import Place
+from ..checkpoint.run.loop import RunResult
 from ..checkpoint.verify.overview import Overview, overview
-from ..errors import count
+from ..errors import ZeropointError, count
+from ..own_files import OwnFile
 from ..results import Result
 from ..search.search_result import SearchResult
 from ..shown import PAGE, new_page
@@ -27,10 +33,16 @@ from ..signatures import by_signature
 from .measured import evaluation_nodes, search_nodes
 from .nodes import Node, as_html, on_screen
 from .sections import about, experts_of, kinds_of, side_by_side, stays_of
-from .wording import name
+from .wording import name, short_scheme
 
 if TYPE_CHECKING:  # it loads models
     from ..eval import Evaluation
+
+
+_MOST = 8000
+"""Tensors from which on a page takes more memory, and more time, than a run may without being asked."""
+_NAMED = 3
+"""Schemes that the title of a run's page names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -153,6 +165,40 @@ def report_checkpoint(
     found = CheckpointReport(runs=runs, path=Path(out))
     file.write([found.to_html().encode()], overwrite=overwrite)
     return found
+
+
+def with_page(result: RunResult) -> RunResult:
+    """Return a run's result with the page about its output, written there.
+
+    Of an output behind a URL no rows are decoded, which would take a request for each layer. A run does not
+    fail for its page: what is in the way is said in a note.
+    """
+    tensors = len(result.plan.outputs.by_name)
+    if tensors > _MOST:
+        return _without(result, f"it has {count(tensors, 'tensor')}; zeropoint report OUT makes one")
+    remote = isinstance(result.path, RemotePath)
+    try:
+        found = overview(result.path, sampled=not remote)
+        page = CheckpointReport(runs=(replace(found, name=_title(found)),)).to_html().encode()
+        if isinstance(result.path, RemotePath):
+            object_store.write(result.path / REPORT, page)
+        else:
+            OwnFile(result.path / REPORT, PAGE).write([page], overwrite=True)
+    except ZeropointError as error:
+        return _without(result, str(error))
+    return replace(result, page=result.path / REPORT)
+
+
+def _title(found: Overview) -> str:
+    """Return an output's title from its content alone, not its folder."""
+    model = next(iter(classes_of(found.inspection.source.config or {})), "model")
+    schemes = list(dict.fromkeys(short_scheme(layer.scheme) for layer in found.layers))
+    rest = f" and {len(schemes) - _NAMED} more" if len(schemes) > _NAMED else ""
+    return f"{model}: {', '.join(schemes[:_NAMED]) or 'floats'}{rest}"
+
+
+def _without(result: RunResult, reason: str) -> RunResult:
+    return replace(result, notes=(*result.notes, f"no report was written: {reason}"))
 
 
 def page_of(path: Place | str) -> Path:

@@ -21,9 +21,9 @@ from ..checkpoint.call_options import (
     Writing,
     paths,
     planned,
+    requested_windows,
     selection_of,
 )
-from ..checkpoint.model.tokens import requested_windows
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.recipe import codec_for

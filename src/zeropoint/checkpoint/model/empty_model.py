@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from ...architectures import classes_of
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...declared_models import few_modules, model_config, offline, transformers_package
 from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...libraries import reading

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ...codecs.containers.protocol import GraphFiles
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...errors import CalibrationError, UnsupportedError, option, printable
 from ...methods import method_named
 from ...params import QuantizationParams

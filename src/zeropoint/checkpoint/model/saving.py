@@ -16,10 +16,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from ...codecs.containers.safetensors import DTYPE_BITS, header_bytes
+from ...codecs.containers.safetensors import DTYPE_BITS, FILE_DTYPES, header_bytes
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import DEFAULT
-from ...codecs.safetensors_dtypes import FILE_DTYPES
 from ...errors import CheckpointError, size_of
 from ...layout.packing import flat_bytes
 from ...models import Conversion

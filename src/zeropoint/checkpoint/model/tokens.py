@@ -131,20 +131,6 @@ Given: TypeAlias = torch.Tensor | Path | str | Windows
 """Calibration data, with or without the number and length of windows."""
 
 
-def requested_windows(
-    given: torch.Tensor | Path | str | None, samples: int | None, length: int | None
-) -> Windows | None:
-    """Return the requested windows, or None; raises OptionError without data."""
-    if given is not None:
-        return Windows(given=given, samples=samples, length=length)
-    if samples is not None or length is not None:
-        raise OptionError(
-            f"{option('samples')} and {option('length')} are of windows of {option('calibration')}; add "
-            "that, or leave them out"
-        )
-    return None
-
-
 def random_tokens(vocabulary: int, windows: int, length: int) -> torch.Tensor:
     """Return random token ids, (windows, length) int64, the same ones each time.
 

@@ -14,7 +14,7 @@ import torch
 
 from ...architectures import classes_of
 from ...codecs.divided_tensors import RowRun
-from ...codecs.engine_architectures import is_of_vllm
+from ...codecs.engine_records import is_of_vllm
 from ...codecs.protocol import LayerScheme
 from ...loaded_layers import (
     RowConversion,

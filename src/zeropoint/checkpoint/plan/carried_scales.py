@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...codecs.known import ACTIVATION_SCALES, CACHE_SCALES, has_float8_cache
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, claiming
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError, count, option, printable
 from ...formats.torch_dtypes import format_of
 from ...methods.lossless import is_exact_reciprocal

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...codecs.engines import MERGING
 from ...codecs.layer_schemes import layer_scheme
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import CODECS, DEFAULT
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, UnsupportedError, count, option, size_of
 from ...formats import RoundingMode
 from ...methods import OF_TABLES, ROTATING, Scope

@@ -16,9 +16,9 @@ import torch
 
 from ...architectures import expert_layout
 from ...codecs.act_order import group_index, out_of_order
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...codecs.layer_schemes import named_layer, preset_layers
 from ...codecs.protocol import Codec, LayerScheme
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import FormatError, SchemeError, ShapeError, UnsupportedError, count, option, printable
 from ...formats import IntFormat, get_format
 from ...formats.rounding import Overflow

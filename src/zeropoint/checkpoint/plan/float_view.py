@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ...architectures import expert_layout
+from ...codecs.containers.safetensors import FILE_DTYPES
 from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
 from ...codecs.records import Reader
-from ...codecs.safetensors_dtypes import FILE_DTYPES
 from ...codecs.stored_forms import OMITTED
 from ...errors import CheckpointError, UnsupportedError
 from ...recipes import Activation

@@ -19,9 +19,9 @@ from dataclasses import replace
 from ...architectures import shared_scale_set
 from ...codecs.containers import CONTAINERS
 from ...codecs.containers.protocol import Metadata
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...codecs.model_format import FileTensor
 from ...codecs.protocol import Codec, LayerScheme
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import StoredForm
 from ...codecs.tensor_fields import TensorSpec
 from ...columns import Interned, LazySequence, StringTable, ordered

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...codecs.safetensors_dtypes import FILE_DTYPES, TORCH_DTYPES
+from ...codecs.containers.safetensors import FILE_DTYPES, TORCH_DTYPES
 from ...codecs.stored_forms import MODEL_FORM, StoredForm
 from ...layout.packing import flat_bytes
 from ...tensor import QuantizedTensor

@@ -15,8 +15,8 @@ from typing import Any
 
 from ...architectures import ADAPTED, adapted_module, heads_of, is_adapter, layer_type
 from ...codecs import registry
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...codecs.known import CONFIG_KEYS, is_quantized
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, option, printable
 from ...loaded_names import is_table, transformers_names
 from ...patterns import name_pattern, name_patterns, near_patterns

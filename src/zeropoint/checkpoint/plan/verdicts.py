@@ -17,8 +17,7 @@ import torch
 
 from ...architectures import is_expert, is_transposed, is_usual_expert, split_by_columns, splits_experts
 from ...codecs.containers import CONTAINERS
-from ...codecs.engine_architectures import of_architecture, of_diffusers
-from ...codecs.engine_runs import LOADED, RAN, answer_to, release
+from ...codecs.engine_records import LOADED, RAN, answer_to, of_architecture, of_diffusers, release
 from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...codecs.protocol import LayerScheme

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...codecs.tensor_fields import ROWS, WeightPart
 from ...errors import UnsupportedError, printable
 from ...schemes import ZeroPoint

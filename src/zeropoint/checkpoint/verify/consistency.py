@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from ...codecs.containers.onnx_graph import RUNTIME, STANDARD, all_graphs, parsed
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...codecs.engines import ONNXRUNTIME, Facts, Loads
 from ...codecs.known import ACTIVATION_SCALES, CACHE_PAIR, CACHE_SCALES, TOOL_FILES, TOOLS, cache_scheme
 from ...codecs.protocol import Codec
 from ...codecs.registry import claiming, codecs_in, methods
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...errors import CheckpointError, printable
 from ...loaded_names import loaded_names
 from ...recipes import Activation

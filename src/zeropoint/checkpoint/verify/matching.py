@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...columns import MadeSequence
 from ...errors import count, printable
 from ..plan.as_loaded import as_loaded

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...codecs.protocol import Codec
 from ...codecs.records import Known
 from ...codecs.registry import codec_of
-from ...codecs.safetensors_dtypes import TORCH_DTYPES
 from ...codecs.stored_forms import OMITTED
 from ..plan.as_loaded import as_loaded
 from ..plan.carried_scales import replacements

@@ -1,8 +1,8 @@
 """Rules of engines for the layouts of compressed-tensors.
 
 What transformers loads was run, for the architectures of tested.py, and is not claimed for others. What vLLM
-ran is in engine_runs.py. Otherwise rules are read off the sources of engines, change with their releases, and
-say so:
+ran is in engine_records.py. Otherwise rules are read off the sources of engines, change with their releases,
+and say so:
 
 - vLLM: model_executor/layers/quantization/compressed_tensors/compressed_tensors.py (its schemes) and
   utils.py (fused layers).
@@ -22,7 +22,7 @@ from ...architectures import expert_layout, model_type, splits_experts
 from ...errors import option, printable
 from ...schemes import Granularity, ZeroPoint
 from ..act_order import group_index
-from ..engine_architectures import is_of_vllm
+from ..engine_records import is_of_vllm
 from ..engines import (
     HUMMING,
     LLAMA_CPP,

@@ -54,7 +54,7 @@ from ...params.tensors import zero_point_dtype
 from ...schemes import Scheme, TensorScale, ZeroPoint
 from ...tensor import QuantizedTensor
 from ..block_extents import blocks, no_matrix, partial_group
-from ..safetensors_dtypes import FILE_DTYPES
+from ..containers.safetensors import FILE_DTYPES
 from ..tensor_fields import ZERO_POINT as LAST
 from ..tensor_fields import (
     CodeField,

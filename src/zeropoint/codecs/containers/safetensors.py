@@ -1,4 +1,4 @@
-"""Safetensors files with an index: headers, and tensor order.
+"""Safetensors files with an index: headers, dtypes, and tensor order.
 
 Byte layout: see checkpoint/read/safetensors_file.py, which reads them strictly. Tensors lie by falling dtype,
 then by name, as safetensors' own writer puts them, one after the other.
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
+
+import torch
 
 from ...columns import StringTable
 from ...errors import CheckpointError, near_misses, printable
@@ -43,8 +45,30 @@ DTYPE_BITS: Mapping[str, int] = MappingProxyType(
 )
 """Bits an element, for each dtype of safetensors 0.8.0 (`enum Dtype` in tensor.rs)."""
 
+TORCH_DTYPES: MappingProxyType[str, torch.dtype] = MappingProxyType({
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "U16": torch.uint16,
+    "I32": torch.int32, "U32": torch.uint32, "I64": torch.int64, "U64": torch.uint64,
+    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+})  # fmt: skip
+"""Name in a safetensors header to torch dtype; F4 and F6 have none."""
+
+FILE_DTYPES: MappingProxyType[torch.dtype, str] = MappingProxyType({v: k for k, v in TORCH_DTYPES.items()})
+"""torch dtype to the name in a safetensors header."""
+
 METADATA = "__metadata__"
 DAMAGED = "the file is damaged or was not written as safetensors; download or export it again"
+
+
+def torch_name(dtype: str) -> str:
+    """Return torch's name of a file's dtype, as schemes have it.
+
+    >>> torch_name("BF16")
+    'bfloat16'
+    """
+    return str(TORCH_DTYPES[dtype]).removeprefix("torch.")
 
 
 def check_metadata(metadata: object, path: object) -> Mapping[str, str]:

@@ -13,9 +13,9 @@ from ...errors import UnsupportedError, option
 from ...libraries import reading
 from ..containers.gguf import ALIGNMENT, GgufValue
 from ..containers.protocol import Found, Metadata, Read, Row
+from ..containers.safetensors import FILE_DTYPES
 from ..divided_tensors import TensorPiece, Whole
 from ..model_format import WEIGHTED, FileModel, ModelFiles, ModelFormat
-from ..safetensors_dtypes import FILE_DTYPES
 from ..stored_forms import StoredForm
 from .families import family_of, form_of, pieces_of, wholes_of
 from .mixtures import FILE_TYPES, MIXTURES, OF_IMPORTANCE, SMALLER, types_of

@@ -9,7 +9,6 @@ from .least_error.minima import MinimaLevels, minima_rows, unpack_minima
 from .least_error.plain import TABLE, Numbers, plain_rows, square_rows, unpack_plain
 from .least_error.signed import THREE, moved_rows, six_bit_rows, three_bit_rows, unpack_signed
 from .least_error.table_scales import FOUR, table_rows, table_super_rows
-from .machine.bit_moves import move_rows
 from .machine.team import bundled, over_rows
 
 
@@ -56,5 +55,3 @@ def search_plain(args: Any, first: Any, last: Any) -> Any:
 
 row_squares = over_rows(square_rows)
 """Add up the squares of rows."""
-move_bits = over_rows(move_rows)
-"""Join or split blocks."""

@@ -7,6 +7,7 @@ import numpy as np
 from ....ops.lowering import UInt8, UInt64
 from ..encode.rows import tile_span
 from ..machine.base3 import VALUED_DIGITS, load_digits
+from ..machine.descriptor import LONGEST_CODE
 from ..machine.intrinsics import bits32, device, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
@@ -17,9 +18,7 @@ from .steps import put_picked
 
 SHARED, OF_BLOCK, OF_SIGN, OF_DIGIT = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
 """Kinds of tables: one shared table, or one per block, per sign of the factor, or per digit."""
-LONGEST = 16
-"""Most values of a code."""
-_ROOM = TILE + LONGEST
+_ROOM = TILE + LONGEST_CODE
 _ONE, _EIGHT = np.uint64(1), np.uint64(8)
 
 
@@ -145,7 +144,7 @@ def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, fi
     """Decode rows by ``tables[table of b, code, j] * factors[b]``, in float32.
 
     sizes: packed :class:`LookupRows`. tables: float32, ``values of a code << bits`` numbers of each, and
-    LONGEST more entries of padding where codes have several values; of digits LONGEST numbers alone.
+    LONGEST_CODE more entries where codes have several values; of digits so many numbers alone.
     """
     bits, per, block, cols, width, row_bytes, kind, whose = unpack_lookup(sizes)
     tile, own, codes = scratch(_ROOM, np.float32), scratch(TILE, np.float32), scratch(_ROOM, np.uint8)

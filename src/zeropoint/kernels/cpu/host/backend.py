@@ -8,14 +8,7 @@ from ....formats import RoundingMode
 from ....ops.lowering_refusals import element_refusal
 from ....ops.registry import Kernel, Op, Request
 from ....params.arithmetic import multiplies, rounder
-from . import (
-    block_searches,
-    chained,
-    layout_calls,
-    linear,
-    lookups,
-    parameter_searches,
-)
+from . import rare_kernels
 from .operators import (
     BackwardKernel,
     ChooseParamsKernel,
@@ -26,6 +19,7 @@ from .operators import (
     QuantizeKernel,
     offsets_lie_in_rows,
 )
+from .rare_requests import codes_request, digits_request, has_five_digits, is_looked_up, rounds_blocks
 from .views import KINDS, view_of
 
 
@@ -40,30 +34,31 @@ class CpuBackend:
         if request.device.type != "cpu":
             return f"the data is on {request.device}"
         if request.op is Op.SEARCH:
-            return block_searches.refusal(request)
-        if lookups.takes(request):
-            digits = lookups.single(request)
+            return rare_kernels.search_refusal(request)
+        if is_looked_up(request):
+            digits = digits_request(request)
             return None if digits is None else self.refusal(digits)
         element = request.scheme.element
         if element.per_scale > 1:
-            return parameter_searches.table_refusal(request)
-        if request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS) and layout_calls.takes(element):
+            return rare_kernels.table_refusal(request)
+        moves = request.op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS)
+        if moves and (element.per_code == 1 or has_five_digits(element)):
             return None
         if element.per_code > 1:
             return f"{element.kind} codes, of several values each, are known to the reference alone"
         if request.op is Op.DEQUANTIZE_BACKWARD:
             return "a product is left to torch"
         if request.op in (Op.TO_LINES, Op.FROM_LINES):
-            return layout_calls.lines_refusal(request)
+            return rare_kernels.lines_refusal(request)
         if request.op is Op.LINEAR:
-            return linear.codes_refusal(request)
+            return rare_kernels.codes_refusal(request)
         if request.op is Op.LINEAR_VALUES:
-            return linear.values_refusal(request)
-        if request.op is Op.QUANTIZE_DYNAMIC and block_searches.rounds(request):
+            return rare_kernels.values_refusal(request)
+        if rounds_blocks(request):
             return None
         if request.dtype not in KINDS or request.own_dtype not in KINDS:
             return f"{request.dtype} is computed in float64"
-        codes = chained.codes_of(request)
+        codes = codes_request(request)
         if codes is not None and request.shape and self.refusal(codes) is None:
             return None
         if multiplies(request.scheme) and rounder(request.scheme, request.own_dtype) is not None:
@@ -82,25 +77,22 @@ class CpuBackend:
         return view if isinstance(view, str) else None
 
     def prepare(self, request: Request) -> Kernel:
-        if request.op is Op.QUANTIZE_DYNAMIC and block_searches.rounds(request):
-            return block_searches.RoundedBlocksKernel(request)
-        if lookups.takes(request):
-            digits = lookups.single(request)
+        if rounds_blocks(request):
+            return rare_kernels.RoundedBlocksKernel(request)
+        if is_looked_up(request):
+            digits = digits_request(request)
             if digits is not None:
-                return lookups.DigitsKernel(request, self.prepare(digits))
-            return _LOOKUPS[request.op](request)
+                return rare_kernels.DigitsKernel(request, self.prepare(digits))
+            return _family(_LOOKUPS, request)
         if request.scheme.element.per_scale > 1:
-            return parameter_searches.TableSearchKernel(request)
-        if chained.codes_of(request) is not None:
-            return chained.ChainedKernel(request)
+            return rare_kernels.TableSearchKernel(request)
+        if codes_request(request) is not None:
+            return rare_kernels.ChainedKernel(request)
+        if request.op in _FAMILIES:
+            return _family(_FAMILIES, request)
         return _KERNELS[request.op](request)
 
 
-_LOOKUPS: dict[Op, Callable[[Request], Kernel]] = {
-    Op.DEQUANTIZE: lookups.LookupKernel,
-    Op.QUANTIZE: lookups.TableEncodeKernel,
-    Op.QUANTIZE_DYNAMIC: lookups.TableDynamicKernel,
-}
 _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.CHOOSE_PARAMS: ChooseParamsKernel,
     Op.QUANTIZE_DYNAMIC: QuantizeDynamicKernel,
@@ -108,15 +100,29 @@ _KERNELS: dict[Op, Callable[[Request], Kernel]] = {
     Op.DEQUANTIZE: DequantizeKernel,
     Op.FAKE_QUANTIZE: FakeQuantizeKernel,
     Op.FAKE_QUANTIZE_BACKWARD: BackwardKernel,
-    Op.SEARCH: block_searches.SearchKernel,
-    Op.SEARCH_PARAMS: parameter_searches.SearchParamsKernel,
-    Op.JOIN_BLOCKS: layout_calls.JoinKernel,
-    Op.SPLIT_BLOCKS: layout_calls.SplitKernel,
-    Op.TO_LINES: layout_calls.LinesKernel,
-    Op.FROM_LINES: layout_calls.LinesKernel,
     Op.MEASURE: MeasureKernel,
-    Op.LINEAR: linear.LinearKernel,
-    Op.LINEAR_VALUES: linear.ValueKernel,
 }
+_LOOKUPS = {
+    Op.DEQUANTIZE: "LookupKernel",
+    Op.QUANTIZE: "TableEncodeKernel",
+    Op.QUANTIZE_DYNAMIC: "TableDynamicKernel",
+}
+_FAMILIES = {
+    Op.SEARCH: "SearchKernel",
+    Op.SEARCH_PARAMS: "SearchParamsKernel",
+    Op.JOIN_BLOCKS: "JoinKernel",
+    Op.SPLIT_BLOCKS: "SplitKernel",
+    Op.TO_LINES: "LinesKernel",
+    Op.FROM_LINES: "LinesKernel",
+    Op.LINEAR: "LinearKernel",
+    Op.LINEAR_VALUES: "ValueKernel",
+}
+"""Names in :mod:`.rare_kernels`, of looked-up values and of the other operators."""
+
+
+def _family(names: dict[Op, str], request: Request) -> Kernel:
+    found: Kernel = getattr(rare_kernels, names[request.op])(request)
+    return found
+
 
 BACKEND = CpuBackend()

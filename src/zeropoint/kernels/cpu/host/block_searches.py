@@ -21,7 +21,6 @@ from ....ops.reference_backend import filled
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ....schemes import Scheme
 from ..block_entries import round_plain, row_squares, search_minima, search_plain, search_signed
 from ..least_error import plain
 from ..least_error.line_search import Tries
@@ -48,12 +47,13 @@ _PLAIN = {
     "iq4_nl": (plain.TABLE, 32, 0),
 }  # fmt: skip
 """Kind, values of a block, and half of the codes or the largest."""
+_BLOCK = 32
 _NO_HALVES = np.zeros(1, np.uint16)
 Call = tuple[Callable[..., int], tuple[Any, ...]]
 Codes = tuple[torch.Tensor, Params]
 
 
-def refusal(request: Request) -> str | None:
+def search_refusal(request: Request) -> str | None:
     """Return why the kernels do not search the request's codes, or None."""
     reason = block_types.refusal(request.scheme, request.shape)
     if reason is None and block_types.type_of(request.scheme) not in (*_MINIMA, *_SIGNED, *_PLAIN):
@@ -176,26 +176,6 @@ def _integers(levels: torch.Tensor) -> Any:
     """Numbers of a level as bytes, or as bits of float16."""
     array = flat_array(levels)
     return array.view(np.uint16) if levels.dtype is torch.float16 else array
-
-
-_TYPES = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
-_BLOCK = 32
-
-
-@functools.lru_cache(maxsize=256)
-def _rounds(scheme: Scheme) -> bool:
-    name = block_types.type_of(scheme)
-    return name in _TYPES and scheme == Scheme.parse(name)
-
-
-def rounds(request: Request) -> bool:
-    """Whether the kernels round the blocks of a request, without a search."""
-    return (
-        request.dtype in KINDS
-        and request.own_dtype in KINDS
-        and _rounds(request.scheme)
-        and block_types.refusal(request.scheme, request.shape) is None
-    )
 
 
 class RoundedBlocksKernel:

@@ -24,7 +24,7 @@ from ....ops.lowering_refusals import rule_refusal
 from ....ops.threads import WORTH_A_THREAD, parts_for, share
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Granularity, Scheme
-from .. import entries, lookup_entries
+from .. import entries, level_entries
 from ..decode.fake import BackwardArrays, FakeQuantizeArrays
 from ..decode.level_products import LevelPairArrays
 from ..decode.rows import DequantizeArrays
@@ -33,7 +33,7 @@ from ..encode.rows import QuantizeArrays
 from ..machine import descriptor as k
 from ..machine.descriptor import Descriptor, with_coarse
 from ..machine.named_records import pack
-from . import window_ends
+from . import rare_kernels
 from .arrays import NO_BYTES, NO_FLOATS, Levels, Stored, code_step, flat_array, levels_of
 from .views import View, rows_of_levels, stored_rule, view_of
 
@@ -162,7 +162,7 @@ class LevelsCall:
         call, (fine, coarse) = self._call, (flat_array(level).view(np.uint8) for level in params)
         levels = LevelPairArrays(fine=fine, coarse=coarse, tables=self._tables)
         args = call.codes_in(data), call.descriptor, call.table, (*levels,), self._kinds, flat_array(out)
-        share(lookup_entries.dequantize_levels, args, call.rows, call.count)
+        share(level_entries.dequantize_levels, args, call.rows, call.count)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -285,10 +285,7 @@ def one_pass(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> OneP
         return None
     if scheme.search is None:
         return OnePass(scheme, shape, dtype, view)
-    windows, fits = window_ends.candidates(scheme, view, dtype), window_ends.fitting(scheme, view, dtype)
-    if windows is not None:
-        return OnePass(scheme, shape, dtype, view, (entries.search_windows, pack(windows)))
-    searched = None if fits is None else (entries.search_fits, pack(fits), fits.ratios)
+    searched = rare_kernels.window_search(scheme, view, dtype)
     return None if searched is None else OnePass(scheme, shape, dtype, view, searched)
 
 

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from ....errors import ShapeError, ZeropointError
-from ....formats import get_format
 from ....formats.torch_dtypes import dtype_of, format_of
 from ....layout import packing
 from ....layout.blocks import exact_sum, signed_largest, spread_blocks
@@ -29,15 +28,15 @@ from ....ops.chain_levels import Lowered, lowered_chain
 from ....ops.code_tables import code_order
 from ....ops.lowering import Offset
 from ....ops.reference_backend import filled
-from ....ops.registry import HeldKernel, Op, Request
+from ....ops.registry import HeldKernel, Request
 from ....ops.threads import share
 from ....params import arithmetic, chains
 from ....params.arithmetic import Ranges, rounder
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
-from ....schemes.dialects import ZEROPOINT, SmallScales
+from ....schemes.dialects import SmallScales
 from ....schemes.scale_rules import Pick, Store
-from .. import entries, lookup_entries
+from .. import entries, level_entries
 from ..encode.chained_rows import BLOCKS, LEVELS, RUN, ChainedArrays, LevelArrays
 from ..machine import descriptor as k
 from ..machine.descriptor import Descriptor
@@ -47,6 +46,7 @@ from . import memory
 from .arrays import NO_BYTES, NO_FLOATS, flat_array
 from .calls import OnePass, ScaleMemory, one_pass
 from .operators import QuantizeKernel
+from .rare_requests import codes_request, single_level
 from .statistics import Ends, block_extremes
 from .views import KINDS, View, view_of
 
@@ -57,34 +57,11 @@ _WORK = 8
 """Elements whose encoding takes as long as storing one scale."""
 
 
-@functools.lru_cache(maxsize=256)
-def single_level(scheme: Scheme) -> Scheme | None:
-    """Scheme of the same codes under one float32 level, or None."""
-    element = scheme.element
-    if scheme.chained is None or element.reads_sign or scheme.zero_point is ZeroPoint.REAL:
-        return None
-    level = ScaleLevel(granularity=scheme.granularity, format=get_format("float32"))
-    # Scales of zero are Inf to the kernel of codes, whatever the dialect has them be.
-    small = ZEROPOINT.small_scales
-    dialect = replace(scheme.dialect, small_scales=small)
-    single = replace(scheme, scales=(level,), offsets=(), center=None, dialect=dialect)
-    return single if arithmetic.multiplies(single) == arithmetic.multiplies(scheme) else None
-
-
-def codes_of(request: Request) -> Request | None:
-    """Request of the code kernel, or None without such a scheme."""
-    single = single_level(request.scheme)
-    if single is None or request.op is not Op.QUANTIZE_DYNAMIC or 0 in request.shape:
-        return None  # without blocks there is nothing for a kernel to do
-    wide = torch.float32
-    return replace(request, op=Op.QUANTIZE, scheme=single, dtype=wide, own_dtype=wide)
-
-
 class ChainedKernel:
     """Parameters and codes."""
 
     def __init__(self, request: Request) -> None:
-        asked = codes_of(request)
+        asked = codes_request(request)
         assert asked is not None
         self._request, self._codes = request, QuantizeKernel(asked)
         found = request.scheme, request.shape, request.dtype
@@ -255,7 +232,7 @@ class LateCall:
         levels = self._records.arguments(params[:-1])
         args = numbers, levels, center, np.uint64(self._width)
         runs = -(-numbers.size // self._width)
-        return share(lookup_entries.store_levels, args, runs, numbers.size * _WORK)
+        return share(level_entries.store_levels, args, runs, numbers.size * _WORK)
 
 
 @functools.lru_cache(maxsize=1024)

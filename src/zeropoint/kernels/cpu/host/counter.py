@@ -12,7 +12,7 @@ import torch
 from ....layout.runs import Runs
 from ....ops.registry import Extremes
 from ....ops.threads import parts_for, share, thread_count
-from .. import entries
+from .. import count_entries as entries
 from ..machine.intrinsics import LINE
 from ..machine.named_records import pack
 from ..machine.vector import HALF

@@ -19,8 +19,7 @@ from ....ops.registry import Op, Request
 from ....ops.structs import grid_of
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ..block_entries import move_bits
-from ..entries import turn_words
+from ..layout_entries import move_bits, turn_words
 from ..machine.base3 import FEW, FIVE, FRACTIONS
 from ..machine.bit_moves import LEVELS, BitMove, BlockBytes
 from ..machine.intrinsics import LINE
@@ -28,8 +27,6 @@ from ..machine.named_records import pack
 from ..machine.transposition import PANEL, ROWS
 from . import memory
 from .arrays import NO_BYTES, flat_array
-
-_BASE = 3
 
 
 class JoinKernel:
@@ -126,16 +123,6 @@ def _halved(places: Any, factors: Any) -> Any:
     """Interleave tables of even and odd bytes: places twice, then factors."""
     pairs = ((a[half::2], b[half::2]) for a, b in zip(places, factors, strict=True) for half in (0, 1))
     return np.concatenate([part for a, b in pairs for part in (np.repeat(a, 2), b.copy().view(np.uint8))])
-
-
-def takes(element: Format) -> bool:
-    """Whether the kernel knows the codes: numbers, or five base-3 digits."""
-    return element.per_code == 1 or has_five_digits(element)
-
-
-def has_five_digits(element: Format) -> bool:
-    """Whether codes are five base-3 digits."""
-    return isinstance(element, DigitsFormat) and (element.base, element.count) == (_BASE, int(FIVE))
 
 
 def _as_bytes(codes: Field, bits: int) -> Field:

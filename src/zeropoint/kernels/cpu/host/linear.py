@@ -20,12 +20,12 @@ from ....ops.threads import gradual_underflow, parts_for, share, thread_count
 from ....params.effective import effective_scale
 from ....params.tensors import Params, zero_point_of
 from ....schemes import Scheme, ZeroPoint
-from ..entries import linear_from_codes, linear_from_floats, linear_from_values
 from ..linear.chunks import MANY, Matrix, Slots
 from ..linear.from_codes import work_bytes
 from ..linear.from_values import PackedValues, Panels, work_floats
 from ..linear.panels import PANEL
 from ..linear.products import HIGH, QUADS, adds_quads
+from ..linear_entries import linear_from_codes, linear_from_floats, linear_from_values
 from ..machine import descriptor as k
 from ..machine.descriptor import Descriptor
 from ..machine.intrinsics import LINE

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ....formats.codes import decode, decode_runs, encode_codebook
 from ....layout import code_rows, packing
 from ....ops import reference
 from ....ops.reference_backend import filled
-from ....ops.registry import Op, Request
+from ....ops.registry import Request
 from ....ops.threads import share
 from ....params import arithmetic
 from ....params.arithmetic import Ranges
@@ -26,7 +25,7 @@ from ....params.scale_tables import boundaries, tables_of
 from ....params.tensors import Params, require_parameters
 from ....schemes import Scheme
 from .. import lookup_entries as entries
-from ..decode.lookup_rows import LONGEST, OF_BLOCK, OF_DIGIT, OF_SIGN, SHARED, LookupRows
+from ..decode.lookup_rows import OF_BLOCK, OF_DIGIT, OF_SIGN, SHARED, LookupRows
 from ..encode.table_rows import DigitRows, TableRows
 from ..machine import descriptor as k
 from ..machine.named_records import pack
@@ -35,57 +34,11 @@ from ..machine.vector import STEP
 from . import memory
 from .arrays import block_factors, flat_array
 from .calls import flat_bytes
-from .layout_calls import has_five_digits
+from .rare_requests import digits_of, has_five_digits
 from .statistics import Ends, block_extremes
 from .views import KINDS
 
 Codes = tuple[torch.Tensor, Params]
-_BYTE = 8
-
-
-def takes(request: Request) -> bool:
-    """Return whether a kernel here runs the request."""
-    scheme, shape, element = request.scheme, request.shape, request.scheme.element
-    if request.dtype not in KINDS or request.own_dtype not in KINDS or not shape or 0 in shape:
-        return False
-    *lead, _ = scheme.granularity.block_shape(shape)
-    if set(lead) - {1} or scheme.bits > _BYTE:
-        return False
-    if request.op is Op.DEQUANTIZE:
-        looked_up = element.per_code > 1 or element.per_scale > 1 or element.reads_sign
-        return looked_up and element.per_code <= LONGEST and not scheme.offsets
-    if element.per_scale > 1:
-        return request.op in (Op.QUANTIZE, Op.QUANTIZE_DYNAMIC) and _ends_on_bytes(scheme, shape)
-    return single(request) is not None
-
-
-def single(request: Request) -> Request | None:
-    """Request for single digits of codes, or None without digits.
-
-    A search compares whole codes.
-    """
-    scheme = request.scheme
-    if not isinstance(scheme.element, DigitsFormat) or scheme.search is not None:
-        return None
-    if request.op is not Op.QUANTIZE_DYNAMIC:
-        return None
-    narrow = scheme.bits == _BYTE and scheme.element.digit.bits < _BYTE
-    asked = replace(request, scheme=digits_of(scheme))
-    return asked if narrow and _ends_on_bytes(asked.scheme, request.shape) else None
-
-
-def _ends_on_bytes(scheme: Scheme, shape: tuple[int, ...]) -> bool:
-    """Whether blocks of codes end on bytes, and are written separately."""
-    block = scheme.row_block(shape)
-    return block * scheme.bits % _BYTE == 0 or block >= shape[-1]
-
-
-@functools.lru_cache(maxsize=64)
-def digits_of(scheme: Scheme) -> Scheme:
-    """Return the scheme of the digits of codes, each by itself."""
-    element = scheme.element
-    assert isinstance(element, DigitsFormat)
-    return replace(scheme, element=element.digit)
 
 
 class LookupKernel:
@@ -147,7 +100,7 @@ def _table_of(scheme: Scheme, *, digits: bool) -> Any:
         values = decode(
             torch.arange(element.base, dtype=torch.int32, device="cpu"), element.digit, torch.float32
         )
-        return np.append(flat_array(values), np.zeros(LONGEST, np.float32))
+        return np.append(flat_array(values), np.zeros(k.LONGEST_CODE, np.float32))
     codes = torch.arange(1 << scheme.bits, dtype=torch.int32, device="cpu")
     if isinstance(element, ChoiceFormat):
         grids = [
@@ -156,7 +109,7 @@ def _table_of(scheme: Scheme, *, digits: bool) -> Any:
         values = torch.cat(grids)
     else:
         values = decode_runs(codes, element, torch.float32)
-    return np.append(flat_array(values), np.zeros(LONGEST, np.float32))
+    return np.append(flat_array(values), np.zeros(k.LONGEST_CODE, np.float32))
 
 
 def _tables(request: Request, params: Params) -> torch.Tensor:

@@ -22,7 +22,7 @@ from ....params.stored import store
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Scheme, ZeroPoint
 from ....schemes.scale_rules import Search
-from .. import lookup_entries
+from .. import level_entries
 from ..encode.power_levels import LEAST, MOST, PowerArrays, Powers
 from ..machine import descriptor as k
 from ..machine.named_records import pack
@@ -64,7 +64,7 @@ def quantized(x: torch.Tensor, scheme: Scheme, pair: LevelPair, data: torch.Tens
         x=flat_array(x), order=call.order, limits=pair.limits, fine=levels[0], coarse=levels[1], out=out
     )
     args = call.descriptor, pair.powers, *arrays
-    state = share(lookup_entries.quantize_powers, args, call.rows, call.count)
+    state = share(level_entries.quantize_powers, args, call.rows, call.count)
     return [fine, coarse] if state == k.OK else None
 
 

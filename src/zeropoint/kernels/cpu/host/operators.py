@@ -20,7 +20,7 @@ from ....schemes import Granularity, Scheme
 from .. import entries
 from ..machine import descriptor as k
 from ..statistics.error_sums import ErrorArrays
-from . import memory, microexponents, statistics
+from . import memory, microexponents, rare_kernels, statistics
 from .arrays import (
     NO_FLOATS,
     block_factors,
@@ -33,7 +33,6 @@ from .arrays import (
 )
 from .calls import ChosenScales, ScaleMemory, flat_pass, given_call, levels_call, one_pass, refuse
 from .factors import BlockScales, Factors, StoredScales, load_refusal
-from .parameter_searches import decoded, search_params
 from .statistics import Ends, TensorExtremes, coarse_scale
 from .views import stored_rule
 
@@ -296,5 +295,5 @@ def choose_params(x: torch.Tensor, scheme: Scheme, extremes: Ends) -> Params:
         return start
     reference.require_whole(scheme, extremes)
     if scheme.search.factor:
-        return scale_search.chosen(x, scheme, start, decoded)
-    return search_params(x, scheme, start)
+        return scale_search.chosen(x, scheme, start, rare_kernels.decoded)
+    return rare_kernels.search_params(x, scheme, start)

@@ -28,7 +28,7 @@ from ....params.scale_windows import Window, has_window, window_of
 from ....params.stored import load_scale
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme, ZeroPoint
-from .. import entries
+from .. import search_entries as entries
 from ..least_error.affine_scales import AffineFitting
 from ..least_error.powers import Power
 from ..least_error.tried_scales import ScaleTries

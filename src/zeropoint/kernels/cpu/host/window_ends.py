@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -13,8 +15,10 @@ from ....ops.window_search import reach_of
 from ....params.ladder import Ladder
 from ....params.scale_windows import window_of
 from ....schemes import Scheme
+from .. import search_entries as entries
 from ..least_error.integer_scales import MOST_RATIOS, Fitting
 from ..least_error.windows import MOST, Candidates
+from ..machine.named_records import pack
 from .views import View
 
 _UNIT = 16
@@ -25,7 +29,15 @@ _FEW_BITS, _SHORT, _APART, _LONG, _FAR_APART = 5, 32, 4, 64, 8
 More bits leave errors too small to tell scales apart, and lists of scales take longer than short blocks."""
 
 
-def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> Candidates | None:
+def window_search(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, ...] | None:
+    """Kernel that searches scales, and what it tries; None: torch searches."""
+    windows, fits = _candidates(scheme, view, dtype), _fitting(scheme, view, dtype)
+    if windows is not None:
+        return entries.search_windows, pack(windows)
+    return None if fits is None else (entries.search_fits, pack(fits), fits.ratios)
+
+
+def _candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> Candidates | None:
     """Window of scales that can be best; None: plain torch searches."""
     search, layout = scheme.search, view.layout
     assert search is not None
@@ -56,7 +68,7 @@ def candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> Candidates | N
     )
 
 
-def fitting(scheme: Scheme, view: View, dtype: torch.dtype) -> Fitting | None:
+def _fitting(scheme: Scheme, view: View, dtype: torch.dtype) -> Fitting | None:
     """Scales that the kernel fits to codes; None: torch searches."""
     search, rule = scheme.search, rule_of(scheme, dtype)
     assert search is not None

@@ -1,4 +1,6 @@
-"""Disk cache of kernels: a folder per source state, files per kernel.
+"""Disk cache of kernels, and the notice that they are compiled.
+
+A folder per source state has files per kernel:
 
     32 bytes  SHA-256 of what follows
     the rest  Numba's compiled function, pickled
@@ -9,6 +11,10 @@ sources cannot go stale. Nor does Numba's check what it reads, which a power los
 that is missing, damaged or cannot be written means that the kernel is compiled, no more.
 
 Machine code is run as it is read, so that a folder is taken only where nobody else can write.
+
+Compiling takes seconds for each kernel, at its first call on a machine, and looks like a program that hangs.
+Numba tells us of a function that is not in its cache, and the first time we write a line; kernels that are
+found there are loaded in silence.
 """
 
 import contextlib
@@ -26,6 +32,7 @@ from typing import Any
 
 import llvmlite
 import numba
+from numba.core import event
 from numba.core.caching import FunctionCache
 from numba.core.environment import Environment, _rebuild_env
 from numba.core.runtime.nrt import rtsys
@@ -176,3 +183,38 @@ class KernelCache(FunctionCache):
         code = (sig, codegen.magic_tuple()) if self._generated else own._index_key(sig, codegen)
         key = repr((code, self._generated)).encode()
         return self._folder / f"{self._stem}-{hashlib.sha256(key).hexdigest()[:24]}"
+
+
+QUIET = "ZEROPOINT_QUIET"
+"""The variable of the environment that keeps the line back, where it is set to anything."""
+_OURS = __name__.rpartition(".machine.")[0]
+_ONCE = (
+    "zeropoint: compiling kernels for this machine, once; this takes up to a minute "
+    "(`zeropoint warmup` does it ahead of time)\n"
+)
+_EACH_RUN = (
+    "zeropoint: compiling kernels, which takes up to a minute in each run, since no folder can be written "
+    "that would keep them; set NUMBA_CACHE_DIR to one that you alone can write\n"
+)
+
+
+class _Compiling(event.Listener):
+    """Says that kernels are compiled, once."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def on_start(self, event: Any) -> None:
+        """Handle the begin of a compilation; other packages' are ignored."""
+        if self.said or not event.data["dispatcher"].py_func.__module__.startswith(_OURS):
+            return
+        self.said = True
+        if not os.environ.get(QUIET):
+            sys.stderr.write(_ONCE if cache_directory() is not None else _EACH_RUN)
+
+    def on_end(self, event: Any) -> None:
+        """Do nothing: the next kernel may be compiled at any time."""
+
+
+_register: Any = event.register  # which has no types
+_register("numba:compile", _Compiling())

@@ -34,6 +34,8 @@ HALF_EVEN, HALF_AWAY, HALF_UP, HALF_DOWN, FLOOR, CEIL, TOWARD_ZERO, _STOCHASTIC,
     np.uint8, lowering.Rounded
 )
 THRESHOLDS = lowering.THRESHOLDS
+LONGEST_CODE = 16
+"""Most values of a code."""
 
 
 GIVEN, LINEAR, POWER, MINIFLOAT, AFFINE = map(np.uint8, lowering.How)

@@ -7,7 +7,7 @@ from tests.checkpoint.written import save, weight
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.verdicts import Verdict, facts_of, verdicts
-from zeropoint.codecs.engine_runs import LOADED, RAN, REFUSED, SEVERAL, VllmRun, release, runs, ways
+from zeropoint.codecs.engine_records import LOADED, RAN, REFUSED, SEVERAL, VllmRun, release, runs, ways
 from zeropoint.codecs.engines import VLLM, Loads
 
 ARCHITECTURES = {
