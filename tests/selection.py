@@ -5,10 +5,10 @@ runs take
 
 - cases that hold each pair of values of any two parameters (each value, where there are only two parameters;
   none, where there is one),
-- a twentieth of the others, by the hash of the commit, so that cases of all kinds return within some commits.
+- a thirtieth of the others, by the hash of the commit, so that cases of all kinds return within some commits.
 
 Of tests marked ``rotating``, which start processes, interpret kernels or repeat what others show at length,
-quick runs take a twentieth by the hash of the commit, and with ``--every-turn`` all.
+quick runs take a thirtieth by the hash of the commit, and with ``--every-turn`` all.
 
 The others are slow: ``pytest -m slow`` runs all of them, and ``pytest -m ""`` runs a case by its name.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-PARTS = 20
+PARTS = 30
 """Parts of a product, and of rotating tests, of which each commit takes one."""
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -110,9 +110,7 @@ def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Function]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that waits for no turn."""
-    parser.addoption(
-        "--every-turn", action="store_true", help="take all rotating tests, not a twentieth of them"
-    )
+    parser.addoption("--every-turn", action="store_true", help="take all rotating tests")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""Quick runs take covers of crossed tests, and a twentieth of their other cases and of rotating tests."""
+"""Quick runs take covers of crossed tests, and a thirtieth of their other cases and of rotating tests."""
 
 import itertools
 
@@ -79,7 +79,7 @@ def test_quick_and_slow_runs_take_every_case_between_them(
     assert taken["first", "not slow"] != taken["second", "not slow"]
 
 
-def test_rotating_tests_are_quick_in_one_commit_of_ten(
+def test_rotating_tests_are_quick_in_one_commit_of_thirty(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(ROTATING)
