@@ -307,6 +307,14 @@ def flipped(self: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.bmm(x, self.weight.transpose(1, 2)) + self.bias[:, None]
 
 
+def by_operators(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x[n] @ self.weight[n].t() + self.bias[n] for n in range(3)])
+
+
+def as_methods(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x[n].matmul(self.weight.mT[n]) for n in range(3)])
+
+
 def some(self: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x[:2] @ self.weight[:2], x[2:] @ self.weight[2:].mT])
 
@@ -325,7 +333,7 @@ def decorated(self: Any, x: torch.Tensor) -> torch.Tensor:
     return scaled(self, x)
 
 
-@pytest.mark.parametrize("forward", [one_by_one, flipped])
+@pytest.mark.parametrize("forward", [one_by_one, flipped, by_operators])
 def test_a_stack_of_matrices_is_unfused_where_the_source_says_how_it_multiplies(
     forward: Callable[..., torch.Tensor],
 ) -> None:
@@ -351,7 +359,7 @@ def test_a_quantized_stack_of_matrices_is_compiled_and_exported() -> None:
     torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), expected)
 
 
-@pytest.mark.parametrize("forward", [some, scaled, gathered, decorated])
+@pytest.mark.parametrize("forward", [as_methods, some, scaled, gathered, decorated])
 def test_a_stack_of_matrices_that_is_used_otherwise_stays(forward: Callable[..., torch.Tensor]) -> None:
     with unfused(Stacked(forward)) as root:
         assert not linears(root)

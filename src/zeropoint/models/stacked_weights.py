@@ -26,14 +26,7 @@ from .state_dict_hooks import State, add_state_hooks
 
 _PRODUCTS = {"linear": False, "bmm": True, "matmul": True}
 """Functions that multiply with their second argument, and whether it is (in, out), by name in source."""
-_MULTIPLY = (
-    nn.functional.linear,
-    torch.bmm,
-    torch.Tensor.bmm,
-    torch.matmul,
-    torch.Tensor.matmul,
-    torch.Tensor.__matmul__,
-)
+_MULTIPLY = (nn.functional.linear, torch.bmm, torch.matmul, torch.Tensor.matmul)
 _AXES = 3
 
 
@@ -105,7 +98,7 @@ def stacked_products(module: nn.Module) -> dict[str, bool]:
     stacks = {name: p for name, p in module._parameters.items() if p is not None and p.dim() == _AXES}
     counts = [n for name, n in vars(module).items() if "expert" in name and type(n) is int and n > 1]
     forward = type(module).forward
-    decorated = hasattr(forward, "__wrapped__")
+    decorated = hasattr(forward, "__wrapped__") or "forward" in vars(module)
     if decorated or not stacks or any(p.shape[0] not in counts for p in stacks.values()):
         return {}
     try:
