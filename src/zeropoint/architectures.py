@@ -363,11 +363,11 @@ def fused_set(module: str) -> str | None:
 
     >>> {fused_set(f"layer.0.attention.self.{name}") for name in ("query", "key", "value")}
     {'layer.0.attention.self.qkv_proj'}
-    >>> fused_set("layers.0.mlp.experts.3.up_proj")
-    'layers.0.mlp.experts'
+    >>> fused_set("layers.0.mlp.experts.3.up_proj"), fused_set("layers.0.attention.experts.router.layer")
+    ('layers.0.mlp.experts', None)
     """
     experts = _EXPERTS.fullmatch(module)
-    if experts is not None:
+    if experts is not None and layer_type(module, {}) != "Router":
         return experts["set"]
     return next(iter(merged(module)), None)
 
