@@ -263,6 +263,13 @@ def test_weights_that_stayed_floats_are_read_into_modules_that_multiply_themselv
     torch.testing.assert_close(floats, logits(conversion.model), atol=1e-4, rtol=1e-4)
 
 
+def test_a_head_of_its_own_is_not_read_into_a_tied_one(tmp_path: Path) -> None:
+    recipe = parse_recipe("{default: {weight: 'int4:g32'}, rules: [{name: lm_head, keep: true}]}")
+    zp.quantize_model(llama(tie_word_embeddings=False), recipe).save_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight' \(of 1\) is not in the model"):
+        zp.load_checkpoint(llama(tie_word_embeddings=True), tmp_path)
+
+
 def test_a_transposed_layer_is_refused_and_written_as_floats_when_asked(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=100, n_embd=64, n_layer=1, n_head=2, n_positions=32)
     model = transformers.GPT2LMHeadModel(config).eval()

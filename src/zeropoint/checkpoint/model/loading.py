@@ -115,8 +115,8 @@ def _load_floats(
     every = [layer.codec.input_names for layer in stored.layers[:1]]
     names = {suffix for own in every if own is not None for suffix in own.suffixes}
     entries = {entry.name: entry for entry in stored.others if entry.name.rpartition(".")[2] not in names}
-    # Of a stack of experts some may be quantized and others not, which files have one by one then.
-    apart = {rows.module + WEIGHT: rows for rows in where if rows.module + WEIGHT not in views}
+    # Parts of a tensor, some of which may be quantized; files then have the others one by one, too.
+    apart = {rows.module + WEIGHT: rows for rows in where if rows.tensor != rows.module + WEIGHT}
     held = {layer.module + WEIGHT for layer in stored.layers} | (entries.keys() & apart.keys())
     short = {rows.tensor for rows in where if rows.module + WEIGHT not in held}
     missing = views.keys() - entries.keys() - ({rows.tensor for rows in where} - short)
