@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.architectures.shrunk import class_of
 from tests.checkpoint.written import ONE, tensors_of, weight
 from tests.checkpoint.written import save as written
@@ -334,6 +335,22 @@ def test_single_experts_become_the_tensors_that_transformers_saves(kind: str, tm
         whole(input_ids=torch.arange(8)[None]).logits,
         type(model).from_pretrained(tmp_path / "out")(input_ids=torch.arange(8)[None]).logits,
     )
+
+
+def test_a_stack_of_codes_and_wider_floats_keeps_the_bits_of_both(tmp_path: Path) -> None:
+    of = {**config("granitemoe"), **_MIXTURE, "dtype": "bfloat16"}
+    model = transformers.GraniteMoeForCausalLM(transformers.GraniteMoeConfig(**_MIXTURE))
+    source = written(tmp_path / "in", {n: x.detach().bfloat16() for n, x in model.named_parameters()}, of)
+    zp.quantize_checkpoint(source, tmp_path / "codes", "int8:channel", force=True)
+    codes, place = tensors_of(tmp_path / "codes"), "model.layers.0.block_sparse_moe.experts"
+    mixed = {name: x for name, x in codes.items() if not name.startswith(f"{place}.1.down_proj.")}
+    mixed[f"{place}.1.down_proj.weight"] = kept = weight(64, 96) / 3
+    (tmp_path / "codes" / "model.safetensors.index.json").unlink()
+    save_file(mixed, tmp_path / "codes" / "model.safetensors", {"format": "pt"})
+    zp.dequantize_checkpoint(tmp_path / "codes", tmp_path / "out")
+    stacks = [x for x in tensors_of(tmp_path / "out").values() if x.shape == (3, 64, 96)]
+    assert [x.dtype for x in stacks] == [torch.float32]
+    assert torch.equal(stacks[0][1], kept)
 
 
 def test_experts_of_which_one_is_missing_stay_single(tmp_path: Path) -> None:

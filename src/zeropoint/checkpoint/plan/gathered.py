@@ -179,7 +179,9 @@ def _numbers_of(reader: RowReader) -> RowReader:
 def _joined(whole: Whole, floats: Floats) -> RowReader:
     """Return a tensor made of all its pieces."""
     sources = [floats.reader(floats.source.entries[piece.name]) for piece in whole.pieces]
-    entry = replace(gathered_entry(whole.name, whole.shape, sources[0]), stack=None)
+    widest = max(sources, key=lambda each: each.dtype.itemsize)
+    entry = with_dtype(gathered_entry(whole.name, whole.shape, sources[0]), widest.entry.dtype)
+    entry = replace(entry, stack=None)
     for at, (piece, reader) in enumerate(zip(whole.pieces, sources, strict=True)):
         if piece.transposed:
             inner = replace(reader.entry, stack=None)
