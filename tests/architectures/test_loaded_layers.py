@@ -14,7 +14,7 @@ from tests.checkpoint.written import save as written
 from tests.peers import Peer
 
 import zeropoint as zp
-from zeropoint.checkpoint.model.parameter_names import file_rows, model_weights
+from zeropoint.checkpoint.model.parameter_names import file_rows
 from zeropoint.checkpoint.model.running_model import whole_model
 from zeropoint.checkpoint.plan.as_loaded import runs_of
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
@@ -29,7 +29,6 @@ from zeropoint.codecs.engines import TRANSFORMERS, Loads
 from zeropoint.codecs.gptq import CODEC as GPTQ
 from zeropoint.codecs.protocol import Codec
 from zeropoint.loaded_layers import asked_layers, cannot_decode, conversions, cut_in_vain
-from zeropoint.models import SplitExperts
 from zeropoint.models.unfuse import unfused
 
 loading = Peer("transformers.core_model_loading")
@@ -253,11 +252,9 @@ def test_experts_are_found_where_releases_squeeze_what_they_take_apart(
     of = {**SMALL, "intermediate_size": 96, "num_key_value_heads": 1, "num_local_experts": 3}
     with torch.device("meta"):
         model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**of))
-    layers = {name: m.out_features for name, m in model.named_modules() if type(m) is torch.nn.Linear}
+    layers = [name for name, m in model.named_modules() if type(m) is torch.nn.Linear]
     with unfused(model) as root:
-        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitExperts)}
-        weights = model_weights(layers, experts)
-        found = [(own.module, own.layer, own.index.tolist()) for own in file_rows(root, weights)]
+        found = [(own.module, own.layer, own.index.tolist()) for own in file_rows(root, layers)]
         assert ("model.layers.0.block_sparse_moe.experts.2.w2", [*range(64)]) in [
             (module, index) for module, _, index in found
         ]
@@ -267,7 +264,7 @@ def test_experts_are_found_where_releases_squeeze_what_they_take_apart(
             return {name: x.squeeze() for name, x in convert(*args, **named).items()}
 
         monkeypatch.setattr(loading.SplitModulelist, "convert", squeezed)  # up to 5.19
-        again = [(own.module, own.layer, own.index.tolist()) for own in file_rows(root, weights)]
+        again = [(own.module, own.layer, own.index.tolist()) for own in file_rows(root, layers)]
     assert again == found
 
 

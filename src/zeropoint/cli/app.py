@@ -50,7 +50,7 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
     "The machine": ("workers", "max-memory", "device", "executor", "address", "spool"),
     "What is shown": ("all", "sort", "json", "report", "plot", "out", "help"),
 }  # fmt: skip
-"""Title to the options of a group, without their dashes; an option of no group stands under Options."""
+"""Options of each group, without dashes, by its title; all others are listed under Options."""
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "Quantize": ("plan", "quantize", "search", "statistics"),
     "Look": ("report", "verify", "inspect", "compare", "eval", "formats"),

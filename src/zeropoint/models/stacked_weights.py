@@ -25,7 +25,7 @@ from .shared_linear import linear_on
 from .state_dict_hooks import State, add_state_hooks
 
 _PRODUCTS = {"linear": False, "bmm": True, "matmul": True}
-"""Functions that multiply with their second argument, and whether it is (in, out), by name in source."""
+"""Whether the weight of a product, its second argument, is (in, out), by function name."""
 _MULTIPLY = (nn.functional.linear, torch.bmm, torch.matmul, torch.Tensor.matmul)
 _AXES = 3
 

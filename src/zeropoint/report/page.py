@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # it loads models
 
 
 _MOST = 8000
-"""Tensors from which on a page takes more memory, and more time, than a run may without being asked."""
+"""Most tensors of a run that writes its page without being asked; larger pages take much time and memory."""
 _NAMED = 3
 """Schemes that the title of a run's page names."""
 

@@ -20,7 +20,7 @@ from ...codecs.records import Known
 from ...codecs.registry import DEFAULT
 from ...codecs.tensor_fields import WeightPart
 from ...errors import CheckpointError, UnsupportedError, printable
-from ...models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear, SplitStacks
+from ...models import Conversion, Converted, LocalQuantize, PackedWeight, QuantizedLinear
 from ...models.recipe_layers import require_model
 from ...models.saving_guard import guarded
 from ...models.shared_linear import TRANSPOSED
@@ -35,7 +35,7 @@ from ..read.decoding import read_lines, read_tensor
 from ..read.quantized_layers import StoredLayer, StoredLayers, find_layers
 from ..read.source import Source, open_source
 from ..read.storage import Files, OpenFiles, shown
-from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors, model_weights
+from .parameter_names import WEIGHT, WeightRows, file_rows, file_tensors
 from .parts import layer_scheme_of, whole_scale
 
 
@@ -60,9 +60,7 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
     state = {name: t for name, t in target.state_dict().items() if isinstance(t, torch.Tensor)}
     with OpenFiles() as files, unfused(target) as root:
         linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
-        experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitStacks)}
-        rows = {name: m.out_features for name, m in linears.items() if TRANSPOSED not in vars(m)}
-        where = file_rows(root, model_weights(rows, experts))
+        where = file_rows(root, [name for name, m in linears.items() if TRANSPOSED not in vars(m)])
         stored = _stored(source, where, linears)
         _load_floats((target, state), linears, where, stored, files)
         made = _layers(linears, where, (source, stored), files)

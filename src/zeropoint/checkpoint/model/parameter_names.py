@@ -46,7 +46,7 @@ class WeightRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelWeight:
+class _ModelWeight:
     """A quantized weight of a model: its layers and shape.
 
     layers: name and rows of each, in order. shape: with one number for each row. columns: the axis of them.
@@ -57,31 +57,27 @@ class ModelWeight:
     columns: int = -1
 
 
-def model_weights(layers: Mapping[str, int], experts: Mapping[str, SplitStacks]) -> dict[str, ModelWeight]:
-    """Return the weights that may be quantized, by their model names.
-
-    layers: the rows of linear layers by name; experts' layers do not count. experts: by name.
-    """
-    inside = tuple(f"{name}." for name in experts)
-    layers = {name: int(rows) for name, rows in layers.items()}  # some models have tensors as sizes
-    found = {
-        f"{name}{WEIGHT}".lstrip("."): ModelWeight(layers=((name, rows),), shape=(rows, 1))
-        for name, rows in layers.items()
-        if not name.startswith(inside)
-    }
-    for name, split in experts.items():
+def _weights(model: nn.Module, layers: Iterable[str]) -> dict[str, _ModelWeight]:
+    """Return the weights of layers and all stacks, by model name."""
+    stacks = {name: m for name, m in model.named_modules() if isinstance(m, SplitStacks)}
+    inside, found = tuple(f"{name}." for name in stacks), dict[str, _ModelWeight]()
+    for name in layers:
+        if not name.startswith(inside):
+            rows = _rows(model.get_submodule(name))
+            found[f"{name}{WEIGHT}".lstrip(".")] = _ModelWeight(layers=((name, rows),), shape=(rows, 1))
+    for name, split in stacks.items():
         for own, in_out in split.stacks.items():
             children = split.get_submodule(own).named_children()
             members = tuple((f"{name}.{own}.{key}", _rows(layer)) for key, layer in children)
             rows, columns = members[0][1], -2 if in_out else -1
             shape = (len(members), 1, rows) if in_out else (len(members), rows, 1)
-            found[f"{name}.{own}"] = ModelWeight(layers=members, shape=shape, columns=columns)
+            found[f"{name}.{own}"] = _ModelWeight(layers=members, shape=shape, columns=columns)
     return found
 
 
 def _rows(layer: nn.Module) -> int:
     assert isinstance(layer, nn.Linear | QuantizedLinear)
-    return layer.out_features
+    return int(layer.out_features)  # a tensor in some models
 
 
 def file_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -110,15 +106,15 @@ def file_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def file_rows(model: nn.Module, weights: Mapping[str, ModelWeight]) -> list[WeightRows]:
-    """Return the places of quantized weights' rows in the model's files.
+def file_rows(model: nn.Module, layers: Iterable[str]) -> list[WeightRows]:
+    """Return the places of layers' rows in the model's files.
 
-    weights: by the names of the weights in the model. Layers that a file joins have their own names; layers
-    of which it has no rows, as of a transposed weight, are left out.
+    layers: names of linear layers; layers of stacks are taken in any case. Layers that a file joins have
+    their own names; layers of which it has no rows, as of a transposed weight, are left out.
     """
     columns, starts = {}, dict[int, tuple[str, int]]()
     count = 0
-    for name, weight in weights.items():
+    for name, weight in _weights(model, layers).items():
         begin = count
         for layer, rows in weight.layers:
             starts[count] = layer, rows
@@ -133,18 +129,18 @@ def file_rows(model: nn.Module, weights: Mapping[str, ModelWeight]) -> list[Weig
         if not numbers.numel():
             raise UnsupportedError(f"the weight {printable(name)} is empty; give it some rows and columns")
         owners = sorted(set((torch.searchsorted(begins, numbers.flatten(), right=True) - 1).tolist()))
-        layers, first = [starts[int(begins[owner])] for owner in owners], int(begins[owners[0]])
-        if numbers.ndim == len(_STACKED) and len(layers) == len(numbers):
+        owned, first = [starts[int(begins[owner])] for owner in owners], int(begins[owners[0]])
+        if numbers.ndim == len(_STACKED) and len(owned) == len(numbers):
             first_rows = begins[torch.tensor(owners)]
             of_columns = numbers[..., 0] if numbers.shape[-1] == 2 else numbers[:, 0]
-            found += _rows_of_experts(name, layers, of_columns - first_rows[:, None], interleaved)
+            found += _rows_of_experts(name, owned, of_columns - first_rows[:, None], interleaved)
             continue
-        layer, in_columns = layers[0][0], numbers.ndim == 2 == numbers.shape[1] and torch.equal(*numbers.T)
-        if len(layers) > 1 or not in_columns or not name.endswith(WEIGHT):
-            if len(layers) > 1 and in_columns:
+        layer, in_columns = owned[0][0], numbers.ndim == 2 == numbers.shape[1] and torch.equal(*numbers.T)
+        if len(owned) > 1 or not in_columns or not name.endswith(WEIGHT):
+            if len(owned) > 1 and in_columns:
                 found += [
                     WeightRows(module=own, tensor=name, layer=own, index=torch.arange(rows))
-                    for own, rows in layers
+                    for own, rows in owned
                 ]
             continue
         own_rows = numbers[:, 0] - first

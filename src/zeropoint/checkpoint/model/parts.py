@@ -28,7 +28,7 @@ from ...models.dequantize import QUANTIZED, restore
 from ...recipes import Activation
 from ...tensor import QuantizedTensor
 from ...training import FakeQuantize
-from .parameter_names import WEIGHT, file_rows, file_tensors, model_weights
+from .parameter_names import WEIGHT, file_rows, file_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,6 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
         )
     skeleton = restore(skeleton, [module for module, _ in others.values()])
     experts = {n: m for n, m in skeleton.named_modules() if isinstance(m, SplitStacks)}
-    weights = model_weights({name: layer.out_features for name, layer in fits.items()}, experts)
     gone = tuple(
         itertools.chain(
             (f"{name}.{part}" for name in fits for part in ("weight.", "input_quantizer.")),
@@ -102,7 +101,7 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
         if isinstance(value, torch.Tensor) and not name.startswith(gone)
     }
     floats, quantized, named = file_tensors(skeleton, state), {}, {}
-    for rows in file_rows(skeleton, weights):
+    for rows in file_rows(skeleton, fits):
         layer = skeleton.get_submodule(rows.layer)
         if isinstance(layer, QuantizedLinear):
             quantized[rows.module] = _quantized(layer, rows.index, codec)
@@ -152,9 +151,7 @@ def _sorted(model: nn.Module, codec: Codec) -> tuple[dict[str, QuantizedLinear],
 
 def _without_rows(model: nn.Module, layers: Mapping[str, QuantizedLinear]) -> list[str]:
     """Return the layers of which files have no matrix."""
-    experts = {name: m for name, m in model.named_modules() if isinstance(m, SplitStacks)}
-    where = file_rows(model, model_weights({name: m.out_features for name, m in layers.items()}, experts))
-    own = {rows.layer for rows in where if not rows.joins_others}
+    own = {rows.layer for rows in file_rows(model, layers) if not rows.joins_others}
     return [name for name in layers if name not in own]
 
 

@@ -22,7 +22,6 @@ from ...codecs.registry import DEFAULT
 from ...declared_models import transformers_package
 from ...errors import CheckpointError, UnsupportedError, printable, size_of
 from ...libraries import reading
-from ...models import SplitStacks
 from ...models.block_chain import Steps
 from ...models.model_blocks import with_embeddings
 from ...models.unfuse import unfused
@@ -36,7 +35,7 @@ from ..read.storage import OpenFiles, shown
 from .empty_model import empty_model
 from .loading import fill
 from .own_tokens import generate, require_memory
-from .parameter_names import WeightRows, file_rows, file_tensors, model_weights
+from .parameter_names import WeightRows, file_rows, file_tensors
 from .statistics_file import tokens_digest
 from .tokens import OWN, Given, Windows, windows_of
 
@@ -118,7 +117,7 @@ def running(
         root = stack.enter_context(unfused(model))
         weights.root = root
         weights.release()
-        rows = _rows(root)
+        rows = file_rows(root, [name for name, m in root.named_modules() if type(m) is nn.Linear])
         with weights.outside(blocks):
             if own:
                 generate(root, weights.block, blocks, windows, workers=limits.batches_at_once)
@@ -183,12 +182,6 @@ def _sizes(model: Any) -> tuple[int, int]:
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
     # XLNet says -1 for any length.
     return longest if longest > 0 else 1 << 30, model.get_input_embeddings().num_embeddings
-
-
-def _rows(root: nn.Module) -> list[WeightRows]:
-    linears = {name: m.out_features for name, m in root.named_modules() if type(m) is nn.Linear}
-    experts = {name: m for name, m in root.named_modules() if isinstance(m, SplitStacks)}
-    return file_rows(root, model_weights(linears, experts))
 
 
 def _require_runnable(source: Source, remedy: str) -> None:
