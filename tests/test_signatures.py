@@ -29,6 +29,27 @@ def test_a_wrong_type_of_any_argument_of_a_function_about_checkpoints_is_named(n
             getattr(zp, name)(**{**usual, wrong: 5j})
 
 
+@each(
+    "name, wrong",
+    [
+        ("quantize_model", {"fit": "yes"}),
+        ("quantize_model", {"ignore": 5}),
+        ("quantize_model", {"method": ["mse"]}),
+        ("quantize_model", {"quality": {}}),
+        ("quantize_model", {"inplace": 1}),
+        ("prepare", {"ignore": [5]}),
+        ("fold", {"inplace": None}),
+        ("dequantize_model", {"inplace": "no"}),
+    ],
+)
+def test_a_wrong_type_of_an_option_of_a_function_about_models_is_named(
+    name: str, wrong: dict[str, Any]
+) -> None:
+    given = (nn.Linear(4, 4), "int8:channel")[: 2 if name in ("quantize_model", "prepare") else 1]
+    with pytest.raises(zp.OptionError, match=rf"^{next(iter(wrong))}= is of type \w+; pass "):
+        getattr(zp, name)(*given, **wrong)
+
+
 def test_a_name_that_no_function_has_is_said_with_the_function() -> None:
     with pytest.raises(TypeError, match=r"repeat\(\) got an unexpected keyword argument 'x'"):
         _repeat("a", x=1)  # type: ignore[call-arg]

@@ -21,6 +21,7 @@ from .params.tensors import Params, parameter_tensors
 from .params.tracing import traced_as_constant
 from .schemes import Scheme
 from .schemes.scale_rules import Store
+from .signatures import by_signature
 from .tensor import QuantizedTensor
 
 
@@ -287,6 +288,7 @@ def row_errors(x: torch.Tensor, q: QuantizedTensor) -> RowErrors:
     return errors
 
 
+@by_signature
 def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic") -> registry.Explanation:
     """Return the backend of ``op`` on ``x``, and refusals of others.
 

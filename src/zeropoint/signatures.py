@@ -18,10 +18,10 @@ _NUMBERS: dict[object, type] = {int: Integral, float: Real}
 """Classes of numbers of other libraries, such as numpy, that count as the built-in ones."""
 
 
-def by_signature(function: Callable[P, R]) -> Callable[P, R]:
+def by_signature(function: Callable[P, R], *, but: Collection[str] = ()) -> Callable[P, R]:
     """Check the types of arguments against annotations before each call.
 
-    Raises OptionError for an argument of another type.
+    but: names of arguments that the function checks by itself. Raises OptionError for another type.
 
     >>> @by_signature
     ... def repeat(text: str, times: int | None = None) -> str:
@@ -40,7 +40,7 @@ def by_signature(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             given = {}  # names that are missing or unknown: the call itself says which, and of what function
         for name, value in given.items():
-            if not fits(value, hints()[name]):
+            if name not in but and not fits(value, hints()[name]):
                 raise OptionError(
                     f"{option(name)} is of type {type(value).__name__}; pass {_listed(_words(hints()[name]))}"
                 )

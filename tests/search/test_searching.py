@@ -17,6 +17,7 @@ from tests.oracles import synthetic_llama
 
 import zeropoint as zp
 from zeropoint.checkpoint.measure.tensor_error import exact_sum
+from zeropoint.checkpoint.plan.checkpoint_plan import make_plan
 from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.read.source import open_source
@@ -158,6 +159,24 @@ def test_query_key_and_value_of_an_encoder_get_one_scheme(tmp_path: Path) -> Non
     result = searched(save(tmp_path, tensors), "6bpw", "w4a16,w8a16")
     sets = [[weight.module for weight in choice.layer.weights] for choice in result.chosen]
     assert sets == [[f"{layer}.{name}" for name in sorted(scales)] for layer in layers]
+
+
+def test_rules_name_layers_as_files_have_them_where_transformers_cuts_or_renames_them(tmp_path: Path) -> None:
+    blocks = [f"nomic_bert.encoder.layers.{n}" for n in range(2)]
+    scales = {"attn.Wqkv": 1.0, "mlp.fc11": 100.0, "mlp.fc12": 0.01}
+    tensors = {
+        f"{block}.{name}.weight": written.weight(96, 128) * scale
+        for block in blocks
+        for name, scale in scales.items()
+    }
+    asked = {"model_type": "nomic_bert", "architectures": ["NomicBertModel"], "hidden_size": 128}
+    source = save(tmp_path / "in", tensors, asked | {"num_hidden_layers": 2, "num_attention_heads": 2})
+    result = searched(source, "6bpw", "w4a16,w8a16")
+    sets = {tuple(weight.module for weight in choice.layer.weights) for choice in result.chosen}
+    joined = {(f"{block}.mlp.fc11", f"{block}.mlp.fc12") for block in blocks}
+    assert sets == {(f"{block}.attn.Wqkv",) for block in blocks} | joined
+    made = make_plan(open_source(source), result.recipe, limits=ONE)
+    assert {name for weight in made.weights for name in weight.reader.names} == tensors.keys()
 
 
 def test_experts_of_a_layer_get_one_scheme_by_one_rule(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ..errors import OptionError
 from ..functional import row_errors
 from ..results import Result
 from ..schemes import Scheme
+from ..signatures import by_signature
 from ..tensor import Deviation, QuantizedTensor
 from .of_tensors import quantize
 
@@ -94,6 +95,7 @@ def _facts(each: ComparedScheme) -> dict[str, Any]:
     return {"name": each.name, "scheme": each.scheme, **finite}
 
 
+@by_signature
 def compare(
     x: torch.Tensor,
     schemes: Iterable[str | Scheme] | str,

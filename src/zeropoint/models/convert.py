@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from ..methods import LayerData, LayerResult
 from ..methods.nearest import with_params
 from ..params import QuantizationParams
 from ..recipes import Activation, Assignment, Recipe, one_name
+from ..signatures import by_signature
 from ..training import FakeQuantize, Quantizer
 from .calibrate import Calibration, method_data
 from .conversion import Conversion, Converted, weight_bytes
@@ -37,6 +39,7 @@ _TILE_VALUES = 1 << 22
 """Weights that are measured at a time: kernels need no further memory, plain torch some bytes for each."""
 
 
+@partial(by_signature, but=("prepared",))
 def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     """Return a model on packed weights that computes as ``prepared`` does.
 
@@ -77,6 +80,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     return Conversion(model=guarded(replaced.get(target, target)), layers=records)
 
 
+@partial(by_signature, but=("model", "recipe"))
 def quantize_model(  # noqa: PLR0913 (a model, a recipe, and the options of it)
     model: nn.Module, recipe: Recipe | str, *, method: str | None = None, quality: str | None = None,
     ignore: Iterable[str] | str = (), fit: bool = False,

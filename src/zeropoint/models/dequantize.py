@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Collection
+from functools import partial
 
 import torch
 from torch import nn
 
 from ..errors import UnsupportedError
+from ..signatures import by_signature
 from .attention import SplitAttention
 from .embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from .layer import PreparedLayer, QuantizedLayer
@@ -30,6 +32,7 @@ QUANTIZED = (QuantizedLinear, QuantizedLayer, QuantizedEmbedding, QuantizedEmbed
 """Layers with packed weights, or with quantizers around one."""
 
 
+@partial(by_signature, but=("model",))
 def dequantize_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Return ``model`` with float layers in place of quantized ones.
 

@@ -14,12 +14,14 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from ..errors import ShapeError
+from ..signatures import by_signature
 from .layer_types import layer_type
 from .recipe_layers import has_hooks, require_model
 from .unfuse import replace_modules
@@ -57,6 +59,7 @@ class Folding:
         return str(self) or "no batch normalizations"
 
 
+@partial(by_signature, but=("model",))
 def fold(model: nn.Module, *, inplace: bool = False) -> Folding:
     """Return ``model`` with batch normalizations folded into preceding layers.
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from ..errors import UnsupportedError, ZeropointError
 from ..methods import NEAREST
 from ..recipes import Activation, Assignment, Decision, Recipe
 from ..schemes import Scheme
+from ..signatures import by_signature
 from .calibrate import Calibration, static_params
 from .conversion import Converted, kept_layer
 from .dynamic_quantize import DynamicQuantize, LocalQuantize
@@ -28,6 +30,7 @@ ENTRIES = "_zeropoint_layers"
 """Attribute of a prepared model: in order, names of its prepared layers, and records of the others."""
 
 
+@partial(by_signature, but=("model", "recipe", "qat"))
 def prepare(
     model: nn.Module,
     recipe: Recipe | str,

@@ -23,6 +23,7 @@ from ..checkpoint.read.source import Source
 from ..codecs.engines import MERGING
 from ..codecs.protocol import Codec
 from ..errors import CheckpointError, RecipeError, ZeropointError, printable
+from ..loaded_names import transformers_names
 
 KEEP = "keep"
 """The candidate that leaves a layer in its floats."""
@@ -137,7 +138,7 @@ def choices(
     method: which quantizes all of them. Raises RecipeError for no candidate and for one that is named twice;
     what :func:`make_plan` raises, with the candidate's name.
     """
-    asked = replace(selection or Selection(), strict=False)
+    asked = replace(selection or Selection(), strict=False, as_stored=True)
     names = [text.strip() for text in texts if text.strip()]
     if not [name for name in names if name != KEEP]:
         raise RecipeError(
@@ -221,7 +222,8 @@ def _together(
         plan = candidates[text].plan
         assert plan is not None
         output = plan.weights[weight.numbers[text]]
-        keys = list(_keys(weight.module, output, ties, merges=merges))
+        names = transformers_names(weight.module, source.config or {}) if merges else ()
+        keys = list(_keys(weight.module, output, ties, names))
         lists = list(dict.fromkeys(owner[key] for key in keys if key in owner))
         first = lists[0] if lists else weight.module
         members = joined.setdefault(first, [])
@@ -233,13 +235,15 @@ def _together(
     return iter(joined.values())
 
 
-def _keys(module: str, weight: Output, ties: Mapping[str, str], *, merges: bool) -> Iterable[str]:
-    """Yield the keys of a weight that joint decisions share."""
+def _keys(module: str, weight: Output, ties: Mapping[str, str], names: Iterable[str]) -> Iterable[str]:
+    """Yield the keys of a weight that joint decisions share.
+
+    names: those by which engines find sets that they fuse.
+    """
     yield f"tensor {weight.source.name}"
-    fused = fused_set(module)
-    if merges and fused is not None:
-        yield f"fused {fused}"
-    elif is_expert(module):
+    fused = dict.fromkeys(filter(None, map(fused_set, names)))
+    yield from (f"fused {name}" for name in fused)
+    if not fused and is_expert(module):
         yield f"experts {_EXPERT.sub('*', module)}"
     if weight.share is not None:
         yield f"scale {weight.share}"

@@ -61,12 +61,14 @@ def as_loaded(floats: Floats, names: Collection[str]) -> Floats:
     return _converted(floats, [each for each in found if is_made(each)])
 
 
-def loadable(floats: Floats, decisions: Sequence[TensorDecision]) -> tuple[Floats, Sequence[TensorDecision]]:
+def loadable(
+    floats: Floats, decisions: Sequence[TensorDecision], *, as_stored: bool
+) -> tuple[Floats, Sequence[TensorDecision]]:
     """Return a checkpoint and decisions with weights that transformers loads.
 
-    Weights become weights of its own layers. Layers stay floats where its code asks for their weight while
-    codes alone are there, and where it gives other layers their weight, but not their codes. Where it
-    puts layers of its own in the place of others, special classes stay.
+    Unless they stay ``as_stored``, weights become weights of its own layers. Layers stay floats where its
+    code asks for their weight while codes alone are there, and where it gives other layers their weight, but
+    not their codes. Where it puts layers of its own in the place of others, special classes stay.
     """
     config = floats.source.config or {}
     layers = dict.fromkeys(d.layer for d in decisions if d.layer is not None)
@@ -74,7 +76,7 @@ def loadable(floats: Floats, decisions: Sequence[TensorDecision]) -> tuple[Float
     if not any(layer.codec.divisible is not None for layer in layers):
         return floats, decisions
     ours = not is_of_vllm(config)
-    if ours:
+    if ours and not as_stored:
         floats, decisions = _with_its_layers(floats, decisions)
     if len(layers) != 1:  # weights of several schemes are not decoded while they load, which the verdict says
         return floats, decisions

@@ -280,7 +280,7 @@ def make_plan(
     if mixture is not None:
         recipe = _of_mixture(mixture, text, floats.source, codec)
     decisions = decide(floats.source, KEPT if selection.dequantize.converts else recipe, selection, codec)
-    floats, decisions = loadable(floats, decisions)
+    floats, decisions = loadable(floats, decisions, as_stored=selection.as_stored)
     more = NOTHING if any(d.quantized for d in decisions) else without_cache(floats)
     if selection.dequantize.converts:
         anew = selection.dequantize is DequantizePolicy.CONVERT

@@ -26,7 +26,6 @@ from ...layout.packing import flat_bytes
 from ...methods.channels import ChannelFold
 from ..read.source import Source
 from ..read.storage import exists, open_file, shown
-from ..read.tensor_entries import TensorEntry
 from .decoded import Decoded
 from .expert_matrices import matrices
 from .float_view import Floats
@@ -51,7 +50,7 @@ def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
         if entry.name in left:
             own: tuple[ChannelFold | None, ...] = (left.pop(entry.name),)
         elif entry.stack is not None:
-            own = _of_experts(entry, left)
+            own = _of_experts(floats.reader(entry), left)
         else:
             continue
         if any(fold is not None for fold in own):
@@ -63,14 +62,16 @@ def rescaled_floats(floats: Floats, folds: Mapping[str, ChannelFold]) -> Floats:
     return replace(floats, readers=readers)
 
 
-def _of_experts(entry: TensorEntry, left: dict[str, ChannelFold]) -> tuple[ChannelFold | None, ...]:
+def _of_experts(reader: RowReader, left: dict[str, ChannelFold]) -> tuple[ChannelFold | None, ...]:
     """Return the folds of all experts' matrices, and remove them from ``left``."""
+    entry = reader.entry
     height = entry.shape[-2]
     found: list[ChannelFold | None] = [None] * math.prod(entry.shape[:-2])
     for matrix in matrices(entry):
         fold = left.pop(f"{matrix.module}{WEIGHT}", None)
         if fold is None:
             continue
+        _require_rows(reader)
         number, first = divmod(matrix.first, height)
         rows = None
         if fold.rows is not None:
@@ -83,13 +84,18 @@ def _of_experts(entry: TensorEntry, left: dict[str, ChannelFold]) -> tuple[Chann
     return tuple(found)
 
 
-def _rescaled(reader: RowReader, folds: tuple[ChannelFold | None, ...]) -> Folded:
-    entry = reader.entry
+def _require_rows(reader: RowReader) -> None:
+    """Raise UnsupportedError for a tensor that is stored transposed."""
     if isinstance(reader, Transposed) or (isinstance(reader, Decoded) and reader.inputs_first):
         raise UnsupportedError(
-            f"{printable(entry.name)} is stored transposed, and its channels cannot be rescaled; leave the "
-            "step out"
+            f"{printable(reader.entry.name)} is stored transposed, and its channels cannot be rescaled; "
+            "leave the step out"
         )
+
+
+def _rescaled(reader: RowReader, folds: tuple[ChannelFold | None, ...]) -> Folded:
+    _require_rows(reader)
+    entry = reader.entry
     height = math.prod(entry.shape[:-1]) // max(1, len(folds)) if len(entry.shape) > 1 else entry.shape[0]
     for fold in filter(None, folds):
         of_rows = [x for x in (fold.rows, fold.added) if x is not None]

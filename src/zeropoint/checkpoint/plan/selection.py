@@ -82,7 +82,8 @@ class Selection:
     cache of keys and values are written, too.
     dequantize: what is done with layers that are quantized already. floats: dtype of their values, as
     safetensors spells it; by default that which the configuration names, or bfloat16. without_inputs: names
-    of tensors that a run of the model gave no inputs to learn from; no option has them.
+    of tensors that a run of the model gave no inputs to learn from. as_stored: whether layers keep the names
+    and rows of the files, which rules name, for plans that are compared. No option has the last two.
 
     A pattern is a glob, or ``re:`` and a regular expression that must match from the start; it is tried on
     the tensor's name and on its module's name (without ``.weight``). Raises PatternError for a malformed
@@ -97,6 +98,7 @@ class Selection:
     dequantize: DequantizePolicy = DequantizePolicy.NONE
     floats: str | None = None
     without_inputs: frozenset[str] = frozenset()
+    as_stored: bool = False
 
     def __post_init__(self) -> None:
         name_patterns((*self.include, *self.ignore))
