@@ -31,7 +31,7 @@ from .expert_matrices import divided_stacks
 from .float_view import Floats
 from .gathered import Gathered, Shapes, gathered_entry, joined, replaced
 from .row_reader import RowReader
-from .selection import Why, module_of
+from .selection import WEIGHT, Why, module_of
 
 _CODES = re.compile(r"(.*)\.q?weight")
 """The module of a weight or of its codes."""
@@ -57,6 +57,9 @@ def as_loaded(floats: Floats, names: Collection[str]) -> Floats:
     stacks = divided_stacks(floats.source.entries, config)
     floats = joined(floats, [whole for whole in stacks if whole.name in names])
     shapes = Shapes(floats.source.entries)
+    # Asking transformers takes 100 MiB of what a process may have, and seconds.
+    if all(f"{module}{WEIGHT}" in shapes for module in modules):
+        return floats
     found = [*conversions(shapes, config), *renamings(shapes, config)]
     return _converted(floats, [each for each in found if is_made(each)])
 
