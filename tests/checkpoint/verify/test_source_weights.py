@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkpoint import manifests
+from tests.checkpoint import manifests, mixture
 from tests.checkpoint.written import CONFIG, LINEAR, quantize, save, weight
 
 from zeropoint import loaded_names
@@ -32,16 +32,19 @@ def out(source: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.parametrize("with_experts", [False, True])
 def test_names_that_the_original_has_are_not_asked_of_transformers(
-    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    with_experts: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its modules take a quarter of the least memory of a process."""
+    """Its modules, and a model of it with experts, take half of the least memory of a process."""
 
     def asked(config: Any) -> None:
         raise AssertionError(config)
 
+    source = mixture.write(tmp_path / "experts", experts=2, layers=1) if with_experts else source
+    quantize(source, tmp_path / "quantized", "nvfp4a16")
     monkeypatch.setattr(loaded_names, "_asked", asked)
-    assert verify(out, source).ok
+    assert verify(tmp_path / "quantized", source).ok
 
 
 def edited(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:

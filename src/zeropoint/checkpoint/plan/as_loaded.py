@@ -47,6 +47,9 @@ def as_loaded(floats: Floats, names: Collection[str]) -> Floats:
 
     names: tensors of other files.
     """
+    # Asking transformers takes 100 MiB of what a process may have, and with experts twice as much.
+    if all(_is_own(name, floats.source.entries) for name in names):
+        return floats
     modules = {part[1] for name in names if (part := _CODES.match(name)) is not None}
 
     def is_made(conversion: RowConversion) -> bool:
@@ -57,11 +60,13 @@ def as_loaded(floats: Floats, names: Collection[str]) -> Floats:
     stacks = divided_stacks(floats.source.entries, config)
     floats = joined(floats, [whole for whole in stacks if whole.name in names])
     shapes = Shapes(floats.source.entries)
-    # Asking transformers takes 100 MiB of what a process may have, and seconds.
-    if all(f"{module}{WEIGHT}" in shapes for module in modules):
-        return floats
     found = [*conversions(shapes, config), *renamings(shapes, config)]
     return _converted(floats, [each for each in found if is_made(each)])
+
+
+def _is_own(name: str, entries: Collection[str]) -> bool:
+    """Return whether a tensor, or the weight of its module, is among ``entries``."""
+    return name in entries or f"{name.rpartition('.')[0]}{WEIGHT}" in entries
 
 
 def loadable(floats: Floats, decisions: Sequence[TensorDecision]) -> tuple[Floats, Sequence[TensorDecision]]:
