@@ -65,7 +65,7 @@ def as_loaded(floats: Floats, names: Collection[str]) -> Floats:
 
 
 def _is_own(name: str, entries: Collection[str]) -> bool:
-    """Return whether a tensor, or the weight of its module, is among ``entries``."""
+    """Whether ``entries`` have a tensor or the weight of its module."""
     return name in entries or f"{name.rpartition('.')[0]}{WEIGHT}" in entries
 
 
