@@ -68,7 +68,8 @@ def quantized(x: torch.Tensor, scheme: str) -> zp.QuantizedTensor | None:
     try:
         return zp.quantize(x, scheme)
     except zp.RangeError:
-        assert "float16" in scheme or "scale=input" in scheme
+        formats = (level.format for level in zp.Scheme.parse(scheme).scales)
+        assert any(fmt is None or float(fmt.smallest) > 2.0**-126 for fmt in formats)
         return None
 
 

@@ -352,7 +352,9 @@ def rule_of(scheme: Scheme, dtype: torch.dtype) -> LoweredRule:
         rule = rule._replace(
             how=How.MINIFLOAT, mantissa=fmt.mantissa_bits, emin=fmt.emin + 127, maximum=float(fmt.max)
         )
-        return _under_a_coarse_scale(scheme, rule) if two_levels else _alone(scheme, fmt, dtype, least, rule)
+        if two_levels:
+            return _under_a_coarse_scale(scheme, fmt, rule)
+        return _alone(scheme, fmt, dtype, least, rule)
     rule = rule._replace(
         how=How.LINEAR,
         stored=_NARROW[dtype_of(fmt)],
@@ -378,11 +380,13 @@ def outer_rule_of(scheme: Scheme, dtype: torch.dtype) -> OuterRule | None:
     return None if rule is None else OuterRule(**{**rule._asdict(), "narrow": _NARROW[rule.narrow]})
 
 
-def _under_a_coarse_scale(scheme: Scheme, rule: LoweredRule) -> LoweredRule:
+def _under_a_coarse_scale(scheme: Scheme, fmt: FloatFormat, rule: LoweredRule) -> LoweredRule:
     small = scheme.dialect.small_scales
+    # What is stored is what counts: a format may have no number that small.
+    finest = float(round_to(torch.tensor(small.finest, device="cpu"), fmt, up=False))
     return rule._replace(
-        zero_scale=float(small.finest),
-        empty_scale=float(small.finest if small.finest_of_zeros is None else small.finest_of_zeros),
+        zero_scale=finest,
+        empty_scale=finest if small.finest_of_zeros is None else float(small.finest_of_zeros),
         inverse=scheme.dialect.tensor_scale is TensorScale.RECIPROCAL,
         by_product=scheme.dialect.finest_quotient is FinestQuotient.BY_PRODUCT,
     )

@@ -230,8 +230,8 @@ def test_the_command_runs_on_a_cluster(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert executor.address is not None
-    where = ["--executor", "ray", "--address", executor.address]
-    assert main(["quantize", str(plan.source.given), str(tmp_path / "out"), "--to", SCHEME, *where]) == 0
+    options = ["--to", SCHEME, "--executor", "ray", "--address", executor.address, "--no-report"]
+    assert main(["quantize", str(plan.source.given), str(tmp_path / "out"), *options]) == 0
     assert digests(tmp_path / "out") == digests(local)
     assert capsys.readouterr().err == ""
 

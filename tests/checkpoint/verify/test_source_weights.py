@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkpoint import manifests
+from tests.checkpoint import manifests, mixture
 from tests.checkpoint.written import CONFIG, LINEAR, quantize, save, weight
 
+from zeropoint import loaded_names
 from zeropoint.checkpoint.plan.float_view import as_floats
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.verify.verification import verify
@@ -29,6 +30,21 @@ def source(tmp_path: Path) -> Path:
 def out(source: Path, tmp_path: Path) -> Path:
     quantize(source, tmp_path / "out", "w4a16")
     return tmp_path / "out"
+
+
+@pytest.mark.parametrize("with_experts", [False, True])
+def test_names_that_the_original_has_are_not_asked_of_transformers(
+    with_experts: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its modules, and a model of it with experts, take half of the least memory of a process."""
+
+    def asked(config: Any) -> None:
+        raise AssertionError(config)
+
+    source = mixture.write(tmp_path / "experts", experts=2, layers=1) if with_experts else source
+    quantize(source, tmp_path / "quantized", "nvfp4a16")
+    monkeypatch.setattr(loaded_names, "_asked", asked)
+    assert verify(tmp_path / "quantized", source).ok
 
 
 def edited(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:

@@ -31,7 +31,7 @@ from .expert_matrices import divided_stacks
 from .float_view import Floats
 from .gathered import Gathered, Shapes, gathered_entry, joined, replaced
 from .row_reader import RowReader
-from .selection import Why, module_of
+from .selection import WEIGHT, Why, module_of
 
 _CODES = re.compile(r"(.*)\.q?weight")
 """The module of a weight or of its codes."""
@@ -47,6 +47,9 @@ def as_loaded(floats: Floats, names: Collection[str]) -> Floats:
 
     names: tensors of other files.
     """
+    # Asking transformers takes 100 MiB of what a process may have, and with experts twice as much.
+    if all(_is_own(name, floats.source.entries) for name in names):
+        return floats
     modules = {part[1] for name in names if (part := _CODES.match(name)) is not None}
 
     def is_made(conversion: RowConversion) -> bool:
@@ -59,6 +62,11 @@ def as_loaded(floats: Floats, names: Collection[str]) -> Floats:
     shapes = Shapes(floats.source.entries)
     found = [*conversions(shapes, config), *renamings(shapes, config)]
     return _converted(floats, [each for each in found if is_made(each)])
+
+
+def _is_own(name: str, entries: Collection[str]) -> bool:
+    """Whether ``entries`` have a tensor or the weight of its module."""
+    return name in entries or f"{name.rpartition('.')[0]}{WEIGHT}" in entries
 
 
 def loadable(
