@@ -58,18 +58,7 @@ from .engines import (
 )
 from .model_format import ModelFiles, ModelFormat
 from .protocol import Codec, Contents, Documents, LayerScheme
-from .records import (
-    Entry,
-    Known,
-    Listing,
-    Reader,
-    Record,
-    float_scales,
-    matrix,
-    names_in,
-    needed,
-    record_of,
-)
+from .records import Entry, Known, Listing, Reader, Record, float_scales, matrix, names_in, needed, record_of
 from .tensor_fields import ZERO_POINT, CodeField, Field, LevelField, Tensors
 from .torchao_json import FLOAT8, INT8, INTX, config_of, json_of
 from .torchao_packed import CODES, INT4, MX, NVFP4, SCALE, TENSOR_SCALE, ZEROS

@@ -109,10 +109,7 @@ class Actions:
         new = {reader.entry.name for reader in added}
         said = (
             TensorDecision(
-                entry=entry,
-                layer=None,
-                why=Why.DEFAULT,
-                reason="trained" if entry.name in new else "copied",
+                entry=entry, layer=None, why=Why.DEFAULT, reason="trained" if entry.name in new else "copied"
             )
             for entry in entries.values()
         )

@@ -53,10 +53,7 @@ _DECODED = "where weights alone are quantized, all in one way"
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
     if facts.uncut is not None:
-        yield (
-            Loads.NO,
-            f"its converter that makes {printable(facts.uncut)} {UNCUT}",
-        )
+        yield Loads.NO, f"its converter that makes {printable(facts.uncut)} {UNCUT}"
     if facts.asked is not None:
         yield Loads.NO, f"its code {ASKED} of {printable(facts.asked)}, where it finds codes alone"
     if splits_experts(facts.family) and facts.whole_experts:
@@ -153,10 +150,7 @@ def _humming(facts: Facts) -> Iterator[Problem]:
             yield Loads.NO, f"it does not read {layer.layout}"
         if group_index(layer) is not None:
             yield Loads.NO, "inputs in groups out of order are not read"
-    yield (
-        Loads.PARTLY,
-        "the package humming-kernels runs it on NVIDIA GPUs, 2, 3, 5, 6 and 7 bits as well",
-    )
+    yield Loads.PARTLY, "the package humming-kernels runs it on NVIDIA GPUs, 2, 3, 5, 6 and 7 bits as well"
 
 
 def _sglang(facts: Facts) -> Iterator[Problem]:
