@@ -50,20 +50,7 @@ from .block_extents import blocks
 from .compressed_tensors.config import require_plain
 from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
 from .data_scales import CacheScales, InputNames
-from .engines import (
-    LLAMA_CPP,
-    MLX_LM,
-    TENSORRT,
-    TRANSFORMERS,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    decoded_first,
-    fused_alike,
-    rules,
-    with_humming,
-)
+from .engines import Facts, Loads, Problem, always, decoded_first, fused_alike, loader_not_run, rules
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, names_in
 from .tensor_fields import COLUMNS, CodeField, Field, LevelField, ScalarField
@@ -282,8 +269,12 @@ class Fp8Block(Codec):
     )
     defaults = MappingProxyType({"scale": "float32"})
     engines = rules(
-        {TRANSFORMERS: _transformers, **with_humming(_vllm), TENSORRT: _vllm}
-        | {LLAMA_CPP: decoded_first, MLX_LM: _mlx_lm}
+        transformers=_transformers,
+        vllm=_vllm,
+        humming=loader_not_run,
+        tensorrt=_vllm,
+        llama_cpp=decoded_first,
+        mlx_lm=_mlx_lm,
     )
     methods = (QUANT_METHOD,)
     reader = Fp8Reader

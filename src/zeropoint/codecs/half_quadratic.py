@@ -45,7 +45,7 @@ from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
 from .containers.safetensors import FILE_DTYPES, torch_name
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Loads, linear_alone, not_gguf, not_read, rules
+from .engines import Loads, linear_alone, not_read, rules
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, float_scales, names_in, needed, record_of
@@ -237,7 +237,7 @@ class Hqq(Codec):
     parts = MappingProxyType(
         {CODES: True, **dict.fromkeys((SCALE, ZERO, SHAPE, *_NUMBERS, *_TEXTS, *_FLAGS), False)}
     )
-    engines = rules({TRANSFORMERS: _transformers, VLLM: not_read, LLAMA_CPP: not_gguf})
+    engines = rules(transformers=_transformers, vllm=not_read)
     methods = (QUANT_METHOD,)
     reader = HqqReader
 

@@ -46,20 +46,7 @@ from ..tensor import QuantizedTensor
 from . import tensor_fields
 from .block_extents import blocks, no_matrix
 from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES, torch_name
-from .engines import (
-    DIFFUSERS,
-    LLAMA_CPP,
-    TRANSFORMERS,
-    VLLM,
-    EngineRule,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    loader_not_run,
-    not_gguf,
-    rules,
-)
+from .engines import Facts, Loads, Problem, always, loader_not_run, not_read, rules
 from .held_schemes import FLOAT_SCALES
 from .known import ACTIVATION_SCALES
 from .protocol import Codec, Contents, Documents, LayerScheme
@@ -296,13 +283,11 @@ def _engine(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "it quantizes linear layers, and no embeddings, routers or weights of Conv1D"
 
 
-_own: Mapping[str, EngineRule] = {
-    ENGINE: _engine,
-    TRANSFORMERS: always(Loads.NO, "it quantizes by Quanto as it loads, and reads no such files"),
-    VLLM: always(Loads.NO, "it does not read this layout"),
-    DIFFUSERS: loader_not_run,
-    LLAMA_CPP: not_gguf,
-}
+_rules = rules(
+    transformers=always(Loads.NO, "it quantizes by Quanto as it loads, and reads no such files"),
+    vllm=not_read,
+    diffusers=loader_not_run,
+)
 
 
 @dataclass(frozen=True)
@@ -323,7 +308,7 @@ class Quanto(Codec):
     parts = MappingProxyType(
         dict.fromkeys((PACKED, CODES, SCALE, SHIFT, SIZE), True) | dict.fromkeys((INPUT, OUTPUT), False)
     )
-    engines = rules(_own)
+    engines = MappingProxyType({**_rules, ENGINE: _engine})
     reader = QuantoReader
     methods = ("quanto",)
     usual = (ENGINE,)

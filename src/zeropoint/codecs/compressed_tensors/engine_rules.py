@@ -23,21 +23,7 @@ from ...errors import option, printable
 from ...schemes import Granularity, ZeroPoint
 from ..act_order import group_index
 from ..engine_records import is_of_vllm
-from ..engines import (
-    HUMMING,
-    LLAMA_CPP,
-    MLX_LM,
-    SGLANG,
-    TENSORRT,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    decoded_first,
-    fused_alike,
-    rules,
-)
+from ..engines import Facts, Loads, Problem, decoded_first, fused_alike, rules
 from ..protocol import LayerScheme
 from .layout import FLOAT8, SMALL, Layout, strategy
 from .tested import ASKED, UNCUT, tested
@@ -194,15 +180,13 @@ def _mlx_lm(facts: Facts) -> Iterator[Problem]:
 
 
 RULES = rules(
-    {
-        TRANSFORMERS: _transformers,
-        VLLM: _vllm,
-        HUMMING: _humming,
-        SGLANG: _sglang,
-        TENSORRT: _tensorrt,
-        LLAMA_CPP: _llama_cpp,
-        MLX_LM: _mlx_lm,
-    }
+    transformers=_transformers,
+    vllm=_vllm,
+    humming=_humming,
+    sglang=_sglang,
+    tensorrt=_tensorrt,
+    llama_cpp=_llama_cpp,
+    mlx_lm=_mlx_lm,
 )
 
 
