@@ -7,7 +7,6 @@ numbers of rows in place of the weights.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -18,7 +17,7 @@ from torch import nn
 
 from .architectures import Config, is_expert
 from .errors import ZeropointError
-from .loaded_names import is_stable, made_model, mapping_rows, renamed, text_of
+from .loaded_names import is_stable, made_model, mapping_rows, of_model, renamed, text_of
 
 WEIGHT = ".weight"
 _CODES = "_scale"
@@ -167,17 +166,9 @@ class _Packed(nn.Linear):
         return super().__getattr__(name)
 
 
-def asked_layers(config: Config) -> frozenset[str]:
+@of_model(frozenset[str]())
+def asked_layers(model: Any) -> frozenset[str]:
     """Return the linear layers whose weights transformers' initialization reads."""
-    return _asked_layers(text_of(config))
-
-
-@functools.lru_cache(maxsize=16)
-def _asked_layers(text: str) -> frozenset[str]:
-    try:
-        model = made_model(text)
-    except ZeropointError:
-        return frozenset()
     modules, asked = dict(model.named_modules()), set[nn.Linear]()
     weights = {m: dict(m.named_parameters())["weight"] for m in modules.values() if type(m) is nn.Linear}
     for layer in weights:
@@ -195,17 +186,9 @@ def _asked_layers(text: str) -> frozenset[str]:
     return frozenset(name for name, module in modules.items() if module in asked)
 
 
-def shared_layers(config: Config) -> frozenset[str]:
+@of_model(frozenset[str]())
+def shared_layers(model: Any) -> frozenset[str]:
     """Return the linear layers of transformers that share their weight."""
-    return _shared_layers(text_of(config))
-
-
-@functools.lru_cache(maxsize=16)
-def _shared_layers(text: str) -> frozenset[str]:
-    try:
-        model = made_model(text)
-    except ZeropointError:
-        return frozenset()
     modules, found = dict(model.named_modules()), set[str]()
     for pair in getattr(model, "all_tied_weights_keys", {}).items():
         layers = [name.removesuffix(WEIGHT) for name in pair]
@@ -214,19 +197,13 @@ def _shared_layers(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def special_layers(config: Config) -> frozenset[str]:
+@of_model(frozenset[str]())
+def special_layers(model: Any) -> frozenset[str]:
     """Return the layers of classes below Linear in transformers' model."""
-    return _special_layers(text_of(config))
-
-
-@functools.lru_cache(maxsize=16)
-def _special_layers(text: str) -> frozenset[str]:
-    try:
-        modules = made_model(text).named_modules()
-    except ZeropointError:
-        return frozenset()
     return frozenset(
-        name for name, module in modules if isinstance(module, nn.Linear) and type(module) is not nn.Linear
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and type(module) is not nn.Linear
     )
 
 

@@ -12,8 +12,8 @@ import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from .declared_models import few_modules, model_config, offline, transformers_pa
 from .errors import ZeropointError
 from .libraries import reading
 
+T = TypeVar("T")
 _WEIGHT = ".weight"
 _LEGACY = "legacy"
 """Rows of transformers that hold for every model."""
@@ -111,17 +112,38 @@ def _renamed(name: str, rows: Sequence[Any], *, joined: bool = False) -> Iterato
     yield name
 
 
+def of_model(unknown: T) -> Callable[[Callable[[Any], T]], Callable[[Config], T]]:
+    """Return the decorator of facts of transformers' model, cached by configuration.
+
+    unknown: the result where transformers makes no model of the configuration.
+    """
+
+    def decorated(read: Callable[[Any], T]) -> Callable[[Config], T]:
+        @functools.lru_cache(maxsize=16)
+        def kept(text: str) -> T:
+            try:
+                model = made_model(text)
+            except ZeropointError:
+                return unknown
+            return read(model)
+
+        def of(config: Config) -> T:
+            return kept(text_of(config))
+
+        of.__doc__ = read.__doc__
+        return of
+
+    return decorated
+
+
 def lacks_single_experts(config: Config) -> bool:
     """Return whether transformers' model has no single-expert modules."""
-    return bool(mapping_rows(config)) and not _has_single_experts(text_of(config))
+    return bool(mapping_rows(config)) and not _has_single_experts(config)
 
 
-@functools.lru_cache(maxsize=16)
-def _has_single_experts(text: str) -> bool:
-    try:
-        return any(is_expert(f"{name}.") for name, _ in made_model(text).named_modules())
-    except ZeropointError:
-        return True
+@of_model(True)
+def _has_single_experts(model: Any) -> bool:
+    return any(is_expert(f"{name}.") for name, _ in model.named_modules())
 
 
 def saved_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
@@ -143,21 +165,17 @@ def _saved_shapes(text: str) -> Mapping[str, tuple[int, ...]]:
 
 def is_table(module: str, config: Config) -> bool:
     """Return whether transformers' model has a module as embedding."""
-    return bool(mapping_rows(config)) and transformers_names(module, config)[-1] in _tables(text_of(config))
+    return bool(mapping_rows(config)) and transformers_names(module, config)[-1] in _tables(config)
 
 
-@functools.lru_cache(maxsize=16)
-def _tables(text: str) -> frozenset[str]:
-    try:
-        modules = made_model(text).named_modules()
-    except ZeropointError:
-        return frozenset()
-    return frozenset(name for name, module in modules if isinstance(module, torch.nn.Embedding))
+@of_model(frozenset[str]())
+def _tables(model: Any) -> frozenset[str]:
+    return frozenset(name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding))
 
 
 def tied_layers(config: Config) -> tuple[str, ...]:
     """Return the tied layers of a model of several models."""
-    return _tied_layers(text_of(config)) if joins_models(config) else ()
+    return _tied_layers(config) if joins_models(config) else ()
 
 
 def joins_models(config: Config) -> bool:
@@ -165,12 +183,8 @@ def joins_models(config: Config) -> bool:
     return is_installed() and len(set(_kinds(config))) > 1
 
 
-@functools.lru_cache(maxsize=16)
-def _tied_layers(text: str) -> tuple[str, ...]:
-    try:
-        model = made_model(text)
-    except ZeropointError:
-        return ()
+@of_model(tuple[str, ...]())
+def _tied_layers(model: Any) -> tuple[str, ...]:
     tied = [name.removesuffix(_WEIGHT) for name in getattr(model, "all_tied_weights_keys", ())]
     modules = dict(model.named_modules())
     return tuple(name for name in tied if isinstance(modules.get(name), torch.nn.Linear))

@@ -13,7 +13,8 @@ from tests.codecs.problems import assert_wrong
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.recipe import RecipeText
-from zeropoint.codecs.half_quadratic import CODEC, codes_of, words
+from zeropoint.codecs.distant_groups import codes_of, words_of
+from zeropoint.codecs.half_quadratic import CODEC
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.errors import RecipeError
 
@@ -33,17 +34,17 @@ def test_codes_far_apart_share_a_byte(bits: int) -> None:
         sum(int(codes[i + at * step]) << (8 - bits * (at + 1)) for at in range(8 // bits))
         for i in range(step)
     ]
-    assert words(codes, bits).flatten().tolist() == wanted
-    assert torch.equal(codes_of(words(codes, bits), bits, 24), codes)
+    assert words_of(codes, bits, high_first=True).flatten().tolist() == wanted
+    assert torch.equal(codes_of(words_of(codes, bits, high_first=True), bits, 24, high_first=True), codes)
 
 
 def test_ten_codes_of_three_bits_share_a_word() -> None:
     codes = (torch.arange(24, dtype=torch.uint8) % 8).view(24, 1)
     padded = [*codes.flatten().tolist(), *[0] * 6]
     wanted = [sum(padded[i + 3 * at] << (27 - 3 * at) for at in range(10)) for i in range(3)]
-    assert words(codes, 3).flatten().tolist() == wanted
-    assert words(codes, 3).dtype == torch.int32
-    assert torch.equal(codes_of(words(codes, 3), 3, 24), codes)
+    assert words_of(codes, 3, high_first=True).flatten().tolist() == wanted
+    assert words_of(codes, 3, high_first=True).dtype == torch.int32
+    assert torch.equal(codes_of(words_of(codes, 3, high_first=True), 3, 24, high_first=True), codes)
 
 
 def written(folder: Path, text: str, weight: torch.Tensor, method: str = "nearest") -> Tensors:
@@ -64,7 +65,7 @@ def test_what_is_written_is_read_with_the_same_values(bits: int, method: str, tm
     text = f"uint{bits}:g32:asym=real"
     found = written(tmp_path, text, x(), method)
     scale, zero = found[f"{M}.scale"], found[f"{M}.zero"]
-    codes = codes_of(found[f"{M}.W_q"], bits, 64)
+    codes = codes_of(found[f"{M}.W_q"], bits, 64, high_first=True)
     values = ((codes.float() - zero) * scale).view(16, 128)
     assert torch.equal(decoded(tmp_path / "out", tmp_path / "floats"), values)
     if method == "nearest":
@@ -81,7 +82,8 @@ def test_groups_along_outputs_are_read_by_their_formula(bits: int, tmp_path: Pat
     codes = torch.randint(0, 2**bits, (8, 256), generator=generator, dtype=torch.uint8)
     scale, zero = torch.rand(2, 1, 256, generator=generator) + 0.1
     said = {
-        "W_q": words(codes, bits), "scale": scale, "zero": zero * 2**bits, "nbits": number(bits),
+        "W_q": words_of(codes, bits, high_first=True),
+        "scale": scale, "zero": zero * 2**bits, "nbits": number(bits),
         "group_size": number(8), "axis": number(0), "shape": torch.tensor([16, 128]),
         "packing": text(CODEC.layout(layer_scheme(f"uint{bits}:g32:asym=real", CODEC))),
         "compute_dtype": text("torch.float32"),

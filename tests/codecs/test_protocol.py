@@ -34,7 +34,7 @@ class Short(Codec):
     name = "short"
     title = "the short layout"
     presets = MappingProxyType({})
-    engines = rules({VLLM: vllm})
+    engines = rules(vllm=vllm)
     methods = ("short",)
     parts = MappingProxyType({"codes": True, "scales": False})
 

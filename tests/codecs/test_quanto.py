@@ -17,8 +17,9 @@ import zeropoint as zp
 from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.distant_groups import codes_of, words_of
 from zeropoint.codecs.layer_schemes import layer_scheme
-from zeropoint.codecs.quanto import CODEC, codes_in, group_of, packed_lines
+from zeropoint.codecs.quanto import CODEC, group_of
 from zeropoint.codecs.registry import get_codec
 
 M = "model.layers.0.self_attn.q_proj"
@@ -40,8 +41,9 @@ def test_codes_far_apart_share_a_byte_the_first_in_its_low_bits(bits: int, group
         sum(int(codes[i + at * step]) << (bits * at) for at in range(count) if i + at * step < groups)
         for i in range(step)
     ]
-    assert packed_lines(codes, bits).flatten().tolist() == wanted
-    assert torch.equal(codes_in(packed_lines(codes, bits), bits, groups), codes)
+    lines = words_of(codes, bits, high_first=False)
+    assert lines.flatten().tolist() == wanted
+    assert torch.equal(codes_of(lines, bits, groups, high_first=False), codes)
 
 
 def written(folder: Path, text: str, weight: torch.Tensor) -> Tensors:
@@ -68,7 +70,7 @@ def test_what_is_written_is_read_with_the_same_values(text: str, kind: str, tmp_
     if f"{M}.weight._data" in found:
         values = found[f"{M}.weight._data"].float() * scale
     else:
-        codes = codes_in(found[f"{M}.weight._data._data"], int(kind[-1]), 40).float()
+        codes = codes_of(found[f"{M}.weight._data._data"], int(kind[-1]), 40, high_first=False).float()
         shift = found[f"{M}.weight._shift"]
         whole = shift.dtype == torch.uint8
         values = ((codes - shift) * scale if whole else codes * scale - shift).view(20, 256)

@@ -66,11 +66,7 @@ def add_kv_scales(
             or ``max_memory`` is too little.
     """
     writing = Writing(
-        overwrite=overwrite,
-        restart=restart,
-        break_lock=break_lock,
-        if_exists=if_exists,
-        progress=progress,
+        overwrite=overwrite, restart=restart, break_lock=break_lock, if_exists=if_exists, progress=progress
     )
     writing.require_target(out)
     limits = Limits.default(workers, max_memory, device)

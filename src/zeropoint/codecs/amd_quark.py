@@ -38,20 +38,7 @@ from ..schemes import PRESETS, Preset, Scheme
 from .block_extents import blocks, no_matrix, partial_group
 from .containers.safetensors import torch_name
 from .data_scales import InputNames
-from .engines import (
-    LLAMA_CPP,
-    TENSORRT,
-    TRANSFORMERS,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    fused_alike,
-    linear_alone,
-    not_gguf,
-    rules,
-    with_humming,
-)
+from .engines import Facts, Loads, Problem, always, fused_alike, linear_alone, loader_not_run, rules
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .quark_config import (
     CODE_DTYPES,
@@ -199,8 +186,10 @@ class Quark(Codec):
     parts = MappingProxyType({SCALE: True, ZEROS: True, **dict.fromkeys((*_MOVED, WEIGHT), False)})
     input_names = InputNames("input_scale", "input_zero_point", "input_scale", shape=())
     engines = rules(
-        {TRANSFORMERS: _transformers, **with_humming(_vllm), LLAMA_CPP: not_gguf}
-        | {TENSORRT: always(Loads.NO, "it does not know this layout")}
+        transformers=_transformers,
+        vllm=_vllm,
+        humming=loader_not_run,
+        tensorrt=always(Loads.NO, "it does not know this layout"),
     )
     methods = (QUANT_METHOD,)
     reader = QuarkReader

@@ -28,18 +28,7 @@ from ..layout.word_lines import WORD
 from ..schemes import Preset
 from . import word_layers
 from .block_extents import blocks
-from .engines import (
-    LLAMA_CPP,
-    MLX_LM,
-    TENSORRT,
-    TRANSFORMERS,
-    Facts,
-    Loads,
-    Problem,
-    not_gguf,
-    rules,
-    with_humming,
-)
+from .engines import Facts, Loads, Problem, loader_not_run, rules
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import (
@@ -125,8 +114,11 @@ class Awq(Codec):
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False})
     engines = rules(
-        {TRANSFORMERS: _transformers, **with_humming(word_layers.vllm), TENSORRT: word_layers.tensorrt}
-        | {LLAMA_CPP: not_gguf, MLX_LM: _mlx_lm}
+        transformers=_transformers,
+        vllm=word_layers.vllm,
+        humming=loader_not_run,
+        tensorrt=word_layers.tensorrt,
+        mlx_lm=_mlx_lm,
     )
     methods = (QUANT_METHOD,)
     reader = AwqReader

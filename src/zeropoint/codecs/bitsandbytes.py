@@ -49,10 +49,9 @@ from ..params.stored import store
 from ..schemes import Granularity, Preset, Scheme
 from ..schemes.dialects import get_dialect
 from ..tensor import QuantizedTensor
-from . import engines as known_engines
 from .bitsandbytes_state import BLOCKS, NESTED_BLOCK, StateForm, state_of, state_text
 from .block_extents import blocks, partial_group
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Facts, Loads, Problem, fused_alike, rules
+from .engines import Facts, Loads, Problem, fused_alike, loader_not_run, rules
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
 from .tensor_fields import COLUMNS, Tensors, TensorSpec, WeightPart
@@ -205,10 +204,7 @@ class Bitsandbytes(Codec):
         {name: Preset(weight=str(plain(name, 64))) for name in ("nf4", "fp4_bnb")}
         | {"nf4_double": Preset(weight=str(_double("nf4", 64)))}
     )
-    engines = rules(
-        {TRANSFORMERS: of_transformers, VLLM: _vllm, LLAMA_CPP: known_engines.not_gguf}
-        | {known_engines.DIFFUSERS: known_engines.loader_not_run}
-    )
+    engines = rules(transformers=of_transformers, vllm=_vllm, diffusers=loader_not_run)
     reader = BitsandbytesReader
     defaults = MappingProxyType({"dialect": _DIALECT.name})
     methods = (QUANT_METHOD,)

@@ -66,16 +66,20 @@ class Facts:
 
 Problem: TypeAlias = tuple[Loads, str]
 EngineRule: TypeAlias = Callable[[Facts], Iterator[Problem]]
-TRANSFORMERS, VLLM, HUMMING, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME, MLX_LM, DIFFUSERS = ENGINES = (
-    "transformers",
-    "vLLM",
-    "vLLM with humming",
-    "SGLang",
-    "TensorRT-LLM",
-    "llama.cpp",
-    "onnxruntime",
-    "mlx-lm",
-    "diffusers",
+_NAMES = {
+    "transformers": "transformers",
+    "vllm": "vLLM",
+    "humming": "vLLM with humming",
+    "sglang": "SGLang",
+    "tensorrt": "TensorRT-LLM",
+    "llama_cpp": "llama.cpp",
+    "onnxruntime": "onnxruntime",
+    "mlx_lm": "mlx-lm",
+    "diffusers": "diffusers",
+}
+"""Names of engines by their arguments of :func:`rules`."""
+TRANSFORMERS, VLLM, HUMMING, SGLANG, TENSORRT, LLAMA_CPP, ONNXRUNTIME, MLX_LM, DIFFUSERS = ENGINES = tuple(
+    _NAMES.values()
 )
 """The engines of which every codec says something, in the order of reports."""
 
@@ -127,20 +131,16 @@ loader_not_run = always(Loads.UNCHECKED, "it has a loader for this layout, which
 not_checked = always(Loads.UNCHECKED, "not reviewed for this layout")
 
 
-def with_humming(vllm: EngineRule) -> dict[str, EngineRule]:
-    """Return the rules of vLLM and humming, for layouts with its loader."""
-    return {VLLM: vllm, HUMMING: loader_not_run}
-
-
-def rules(known: Mapping[str, EngineRule]) -> MappingProxyType[str, EngineRule]:
+def rules(**known: EngineRule) -> MappingProxyType[str, EngineRule]:
     """Return a rule for each engine, of a layout in safetensors files.
 
-    known: those that the codec has. SGLang follows vLLM where it is not named, mlx-lm reads
-    little but its own layout, and the others are not checked.
+    known: those that the codec has. SGLang follows vLLM where it is not named, llama.cpp reads GGUF,
+    mlx-lm little but its own layout, and the others are not checked.
 
-    >>> list(rules({})) == list(ENGINES)
+    >>> list(rules()) == list(ENGINES)
     True
     """
-    every = dict.fromkeys(ENGINES, not_checked) | {ONNXRUNTIME: no_safetensors}
+    every = dict.fromkeys(ENGINES, not_checked) | {LLAMA_CPP: not_gguf, ONNXRUNTIME: no_safetensors}
     every |= dict.fromkeys((MLX_LM, HUMMING, DIFFUSERS), not_read)
-    return MappingProxyType(every | {SGLANG: known.get(VLLM, not_checked)} | dict(known))
+    every[SGLANG] = known.get("vllm", not_checked)
+    return MappingProxyType(every | {_NAMES[engine]: rule for engine, rule in known.items()})

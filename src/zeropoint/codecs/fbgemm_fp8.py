@@ -24,7 +24,7 @@ import torch
 
 from ..recipes import Activation
 from ..schemes import PRESETS
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Loads, fused_alike, in_turn, linear_alone, not_gguf, rules
+from .engines import Loads, fused_alike, in_turn, linear_alone, rules
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, MatrixReader, Record, float_scales, setting
@@ -73,9 +73,8 @@ class FbgemmFp8(Codec):
     parts = MappingProxyType({SCALE: True, BOUND: True, WEIGHT: False})
     code_dtypes = ("F8_E4M3",)
     engines = rules(
-        {TRANSFORMERS: linear_alone(Loads.PARTLY, "on a GPU of compute capability 9.0, with fbgemm-gpu")}
-        | {VLLM: in_turn(fused_alike, linear_alone(Loads.UNCHECKED, "its loader did not run here"))}
-        | {LLAMA_CPP: not_gguf}
+        transformers=linear_alone(Loads.PARTLY, "on a GPU of compute capability 9.0, with fbgemm-gpu"),
+        vllm=in_turn(fused_alike, linear_alone(Loads.UNCHECKED, "its loader did not run here")),
     )
     methods = (QUANT_METHOD,)
     reader = FbgemmReader

@@ -50,20 +50,7 @@ from .block_extents import blocks
 from .compressed_tensors.config import require_plain
 from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
 from .data_scales import CacheScales, InputNames
-from .engines import (
-    LLAMA_CPP,
-    MLX_LM,
-    TENSORRT,
-    TRANSFORMERS,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    decoded_first,
-    fused_alike,
-    rules,
-    with_humming,
-)
+from .engines import Facts, Loads, Problem, always, decoded_first, fused_alike, loader_not_run, rules
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, names_in
 from .tensor_fields import COLUMNS, CodeField, Field, LevelField, ScalarField
@@ -180,7 +167,7 @@ class Fp8Reader(Reader):
         weight = weight_scheme(self._config, factor.dtype)
         if experts is not None:
             weight = _expert_blocks(weight, shape, factor)
-        grid = _grid(weight, shape)
+        grid = (1,) if _is_whole(weight) else weight.granularity.grid(shape)
         wanted = grid if experts is None else (experts, *grid)
         if factor.shape != wanted and (factor.shape, wanted) != ((), (1,)):
             raise CheckpointError(
@@ -221,11 +208,6 @@ def _expert_blocks(weight: Scheme, shape: tuple[int, int], factor: Entry) -> Sch
         return weight
     extents = [extent // n for extent, n in zip(shape, factors[1:], strict=True)]
     return weight_scheme({"weight_block_size": extents}, factor.dtype)
-
-
-def _grid(weight: Scheme, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the factors."""
-    return (1,) if _is_whole(weight) else weight.granularity.grid(shape)
 
 
 def _is_whole(weight: Scheme) -> bool:
@@ -282,8 +264,12 @@ class Fp8Block(Codec):
     )
     defaults = MappingProxyType({"scale": "float32"})
     engines = rules(
-        {TRANSFORMERS: _transformers, **with_humming(_vllm), TENSORRT: _vllm}
-        | {LLAMA_CPP: decoded_first, MLX_LM: _mlx_lm}
+        transformers=_transformers,
+        vllm=_vllm,
+        humming=loader_not_run,
+        tensorrt=_vllm,
+        llama_cpp=decoded_first,
+        mlx_lm=_mlx_lm,
     )
     methods = (QUANT_METHOD,)
     reader = Fp8Reader
@@ -301,7 +287,7 @@ class Fp8Block(Codec):
             and _stored_as(weight) is not None
             and weight.zero_point is ZeroPoint.NONE
         )
-        if not plain or not _is_block(weight):
+        if not plain or not (_is_whole(weight) or all(blocks(weight))):
             raise UnsupportedError(
                 f"scheme {weight} has no place in {self.title}, which has float8_e4m3fn codes and a "
                 "float32 or float8_e8m0fnu scale for each block of rows and columns, or for the weight; use "
@@ -345,10 +331,6 @@ class Fp8Block(Codec):
 
     def with_cache(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**document, "kv_cache_scheme": "static"}
-
-
-def _is_block(weight: Scheme) -> bool:
-    return _is_whole(weight) or all(blocks(weight))
 
 
 def _stored_as(weight: Scheme) -> str | None:

@@ -51,18 +51,7 @@ from ..schemes import PRESETS, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import no_matrix
 from .containers.gguf import TYPES
-from .engines import (
-    LLAMA_CPP,
-    ONNXRUNTIME,
-    TENSORRT,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    rules,
-)
+from .engines import LLAMA_CPP, Facts, Loads, Problem, always, rules
 from .llama_cpp.families import family_of
 from .llama_cpp.gguf_format import LlamaCppFormat
 from .protocol import Codec, Contents, Documents, LayerScheme
@@ -264,8 +253,7 @@ class Gguf(Codec):
     presets = _PRESETS
     defaults = MappingProxyType({"scale": "float16"})
     engines = rules(
-        {TRANSFORMERS: _decoded_by, VLLM: _vllm, LLAMA_CPP: _named}
-        | dict.fromkeys((TENSORRT, ONNXRUNTIME), _NO_GGUF)
+        transformers=_decoded_by, vllm=_vllm, llama_cpp=_named, tensorrt=_NO_GGUF, onnxruntime=_NO_GGUF
     )
     reader = GgufReader
     usual = (LLAMA_CPP,)

@@ -27,7 +27,7 @@ from ..errors import CheckpointError, UnsupportedError, printable
 from ..formats import get_format
 from ..schemes import Granularity, Preset, Scheme, ZeroPoint
 from .block_extents import partial_group
-from .engines import LLAMA_CPP, MLX_LM, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
+from .engines import Facts, Loads, Problem, always, rules
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed
 from .tensor_fields import CodeField, Field, LevelField
@@ -94,8 +94,11 @@ class GptOss(Codec):
     presets = MappingProxyType({"mxfp4": Preset(weight="float4_e2m1fn:g32:scale=rceil:dialect=gpt-oss")})
     defaults = MappingProxyType({"scale": "rceil", "dialect": "gpt-oss"})
     engines = rules(
-        {TRANSFORMERS: _gpt_oss, MLX_LM: _gpt_oss, VLLM: _not_run, TENSORRT: _not_run}
-        | {LLAMA_CPP: always(Loads.PARTLY, "its converter reads this layout")}
+        transformers=_gpt_oss,
+        vllm=_not_run,
+        tensorrt=_not_run,
+        llama_cpp=always(Loads.PARTLY, "its converter reads this layout"),
+        mlx_lm=_gpt_oss,
     )
     methods = (QUANT_METHOD,)
     reader = GptOssReader

@@ -45,13 +45,13 @@ from ..params.tensors import zero_point_dtype
 from ..patterns import REGEX
 from ..schemes import Preset, RangeRule, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
-from . import engines, word_layers
+from . import word_layers
 from .act_order import group_index
 from .block_extents import blocks, by_column
 from .compressed_tensors.config_groups import targets
 from .compressed_tensors.tested import TEXT_ALONE, of_gptq
 from .containers.safetensors import FILE_DTYPES, torch_name
-from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, Facts, Loads, Problem, decoded_first, rules
+from .engines import Facts, Loads, Problem, decoded_first, loader_not_run, rules
 from .gptq_config import BITS, OTHER, QUANT_METHOD, SKIP, V1, V2, GptqSettings, named_layers
 from .held_schemes import FLOAT_SCALES
 from .protocol import Codec, Contents, Documents, LayerScheme
@@ -239,8 +239,12 @@ class Gptq(Codec):
     defaults = MappingProxyType({"scale": "float16"})
     parts = MappingProxyType({CODES: True, ZEROS: True, SCALES: False, GROUPS: False})
     engines = rules(
-        {TRANSFORMERS: _transformers, **engines.with_humming(_vllm), TENSORRT: word_layers.tensorrt}
-        | {engines.SGLANG: _sglang, LLAMA_CPP: decoded_first}
+        transformers=_transformers,
+        vllm=_vllm,
+        humming=loader_not_run,
+        sglang=_sglang,
+        tensorrt=word_layers.tensorrt,
+        llama_cpp=decoded_first,
     )
     methods = (QUANT_METHOD,)
     reader = GptqReader

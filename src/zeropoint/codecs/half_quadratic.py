@@ -45,11 +45,11 @@ from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import blocks
 from .containers.safetensors import FILE_DTYPES, torch_name
-from .engines import LLAMA_CPP, TRANSFORMERS, VLLM, Loads, linear_alone, not_gguf, not_read, rules
+from .distant_groups import DistantCodes, codes_of, places
+from .engines import Loads, linear_alone, not_read, rules
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, float_scales, names_in, needed, record_of
-from .tensor_fields import CODES as CODES_OF
 from .tensor_fields import (
     COLUMNS,
     ROWS,
@@ -74,42 +74,12 @@ _REFUSED = ("view_as_float", "quant_scale", "quant_zero")
 _PACKINGS = MappingProxyType({8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"})
 _PATTERN = SchemePattern("uint{bits}:{blocks}:scale={scale}:asym=real", tuple(_PACKINGS))
 _COMPUTE = (torch.float16, torch.bfloat16, torch.float32)
-_TEN, _THREE = 10, 3
+_THREE = 3
 _MOST_TEXT = 64
 
 
 def _scheme(bits: int, place: str, scale: str = "float32") -> Scheme:
     return Scheme.parse(f"uint{bits}:{place}:scale={scale}:asym=real")
-
-
-def _fields(bits: int) -> tuple[int, int, torch.dtype]:
-    """Return the codes per word, the unused high bits, and the dtype."""
-    return (_TEN, 2, torch.int32) if bits == _THREE else (8 // bits, 0, torch.uint8)
-
-
-def words(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the packed words of codes, (groups, codes of each) uint8.
-
-    >>> words(torch.tensor([[1], [2], [3], [4]], dtype=torch.uint8), 4).tolist()
-    [[19], [36]]
-    """
-    count, above, dtype = _fields(bits)
-    step = -(-len(groups) // count)
-    padded = torch.zeros(step * count, groups.shape[1], dtype=torch.int32)
-    padded[: len(groups)] = groups
-    found = torch.zeros(step, groups.shape[1], dtype=torch.int32)
-    top = torch.iinfo(dtype).bits - above
-    for at in range(count):
-        found |= padded[at * step : (at + 1) * step] << (top - bits * (at + 1))
-    return found.to(dtype)
-
-
-def codes_of(words: torch.Tensor, bits: int, groups: int) -> torch.Tensor:
-    """Return the codes of ``groups`` groups: the inverse of :func:`words`."""
-    count, above, dtype = _fields(bits)
-    top, wide = torch.iinfo(dtype).bits - above, words.to(torch.int32)
-    found = [(wide >> (top - bits * (at + 1))) & ((1 << bits) - 1) for at in range(count)]
-    return torch.cat(found)[:groups].to(torch.uint8)
 
 
 def _text(value: str) -> torch.Tensor:
@@ -178,37 +148,13 @@ class HqqReader(Reader):
         return self._listing.read(entry).decode("ascii", errors="replace")
 
 
-@dataclass(frozen=True)
-class HqqCodes(Field):
-    """Codes of all groups, of which some far apart share a word."""
-
-    suffix: str
-    level = CODES_OF
-
-    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
-        count, _, word = _fields(weight.bits)
-        lines = -(-weight.granularity.block_count(shape) // count)
-        size = (lines, blocks(weight)[COLUMNS])
-        return TensorSpec(suffix=self.suffix, dtype=FILE_DTYPES[word], shape=size, lines=lines, per=shape[0])
-
-    def lines(self, q: QuantizedTensor) -> torch.Tensor:
-        bits, group = q.scheme.bits, blocks(q.scheme)[COLUMNS]
-        return words(packing.unpack(q.data, bits, q.shape[1]).view(-1, group), bits)
-
-    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
-        each = weight.granularity.grid(part.shape)[1]
-        codes = codes_of(lines, weight.bits, len(lines) * _fields(weight.bits)[0])
-        own = codes[part.start * each : (part.start + part.shape[0]) * each]
-        return packing.pack(own.reshape(part.shape), weight.bits)
-
-
 def _number(value: int, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     return lambda *_: torch.tensor(value, dtype=dtype)
 
 
 def _descriptions(weight: Scheme) -> Iterator[Field]:
     """Yield the tensors by which a layer describes itself."""
-    bits, word = weight.bits, _fields(weight.bits)[2]
+    bits, (word, _) = weight.bits, places(weight.bits, high_first=True)
     for part, number in zip(_NUMBERS, (bits, blocks(weight)[COLUMNS], 1), strict=True):
         yield ConstantField(part, _number(number, torch.int32))
     yield ConstantField(SHAPE, lambda _, shape, __: torch.tensor(shape))
@@ -237,7 +183,7 @@ class Hqq(Codec):
     parts = MappingProxyType(
         {CODES: True, **dict.fromkeys((SCALE, ZERO, SHAPE, *_NUMBERS, *_TEXTS, *_FLAGS), False)}
     )
-    engines = rules({TRANSFORMERS: _transformers, VLLM: not_read, LLAMA_CPP: not_gguf})
+    engines = rules(transformers=_transformers, vllm=not_read)
     methods = (QUANT_METHOD,)
     reader = HqqReader
 
@@ -253,13 +199,13 @@ class Hqq(Codec):
         problem = super().refusal(layer, shape)
         if problem is not None or layer.weight.bits == _THREE:
             return problem
-        groups, count = layer.weight.granularity.block_count(shape), _fields(layer.weight.bits)[0]
+        groups, count = layer.weight.granularity.block_count(shape), 8 // layer.weight.bits
         return f"{groups} groups do not fill whole bytes, of {count} codes" if groups % count else None
 
     def fields(self, layer: LayerScheme) -> tuple[Field, ...]:
         own = FILE_DTYPES[own_dtype(layer.weight, 0, torch.float32)]
         scale, zero = LevelField(SCALE, trailing=(1,)), LevelField(ZERO, ZERO_POINT, own, trailing=(1,))
-        return HqqCodes(CODES), scale, zero, *_descriptions(layer.weight)
+        return DistantCodes(CODES, high_first=True), scale, zero, *_descriptions(layer.weight)
 
     def documents(self, contents: Contents) -> Documents:
         """See :class:`Codec`; raises CheckpointError for several schemes."""
@@ -288,7 +234,7 @@ class HqqAlongOutputs(Hqq):
 
     def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
         """See :class:`Codec`; lines of codes must fill bytes."""
-        group, count = blocks(layer.weight)[ROWS], _fields(layer.weight.bits)[0]
+        group, count = blocks(layer.weight)[ROWS], 8 // layer.weight.bits
         if layer.weight.bits == _THREE or group % count == 0:
             return None
         return f"a group of {group} does not fill whole bytes, of {count} codes"
@@ -297,9 +243,9 @@ class HqqAlongOutputs(Hqq):
         self, layer: LayerScheme, shape: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[TensorSpec, ...]:
         weight, group = layer.weight, blocks(layer.weight)[ROWS]
-        groups, (count, _, word) = math.prod(shape) // group, _fields(weight.bits)
+        groups, (word, shifts) = math.prod(shape) // group, places(weight.bits, high_first=True)
         whole = functools.partial(TensorSpec, axis=None)
-        codes = whole(suffix=CODES, dtype=FILE_DTYPES[word], shape=(-(-group // count), groups))
+        codes = whole(suffix=CODES, dtype=FILE_DTYPES[word], shape=(-(-group // len(shifts)), groups))
         own = FILE_DTYPES[own_dtype(weight, 0, dtype)]
         scales = (whole(suffix=part, dtype=own, shape=(1, groups)) for part in (SCALE, ZERO))
         return codes, *scales, *(field.spec(weight, shape, dtype) for field in _descriptions(weight))
@@ -313,7 +259,8 @@ class HqqAlongOutputs(Hqq):
             return x.expand(group, -1).reshape(-1, columns)[rows]
 
         name = str(own_dtype(weight, 0, part.dtype)).removeprefix("torch.")
-        data = packing.pack(codes_of(tensors[CODES], bits, group).reshape(-1, columns)[rows], bits)
+        codes = codes_of(tensors[CODES], bits, group, high_first=True)
+        data = packing.pack(codes.reshape(-1, columns)[rows], bits)
         zero = each(tensors[ZERO].float())
         return part.quantized(_scheme(bits, "g1", name), data, each(tensors[SCALE]), zero)
 

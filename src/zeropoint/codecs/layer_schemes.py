@@ -39,8 +39,7 @@ def layer_of(assignment: Assignment, codec: Codec) -> LayerScheme:
     if weight is None or assignment.output is not None:
         raise UnsupportedError(
             f"({assignment}) cannot be written to a checkpoint, whose layouts hold weights and schemes of "
-            f"inputs; "
-            "give a weight, and no output"
+            "inputs; give a weight, and no output"
         )
     return named_layer(codec, weight, _held(given, codec))
 

@@ -29,19 +29,7 @@ from ..errors import UnsupportedError
 from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
 from .bitsandbytes import of_transformers
-from .engines import (
-    DIFFUSERS,
-    LLAMA_CPP,
-    TRANSFORMERS,
-    VLLM,
-    Loads,
-    always,
-    fused_alike,
-    in_turn,
-    loader_not_run,
-    not_gguf,
-    rules,
-)
+from .engines import Loads, always, fused_alike, in_turn, loader_not_run, rules
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, MatrixReader
 from .tensor_fields import CodeField, ConstantField, Field, LevelField, Tensors, WeightPart
@@ -112,8 +100,9 @@ class LlmInt8(Codec):
     defaults = MappingProxyType({"scale": "float32"})
     parts = MappingProxyType({SCALE: True, FORMAT: True, WEIGHT: False})
     engines = rules(
-        {TRANSFORMERS: of_transformers, VLLM: in_turn(fused_alike, always(Loads.UNCHECKED, _PLUGIN))}
-        | {DIFFUSERS: loader_not_run, LLAMA_CPP: not_gguf}
+        transformers=of_transformers,
+        vllm=in_turn(fused_alike, always(Loads.UNCHECKED, _PLUGIN)),
+        diffusers=loader_not_run,
     )
     methods = (QUANT_METHOD,)
     code_dtypes = ("I8",)

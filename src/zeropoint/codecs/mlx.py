@@ -43,19 +43,7 @@ from ..schemes import Granularity, Preset, Scheme
 from ..schemes.structure import stored_numbers
 from .block_extents import blocks
 from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
-from .engines import (
-    LLAMA_CPP,
-    MLX_LM,
-    TRANSFORMERS,
-    VLLM,
-    EngineRule,
-    Facts,
-    Loads,
-    Problem,
-    not_gguf,
-    not_read,
-    rules,
-)
+from .engines import MLX_LM, Facts, Loads, Problem, not_read, rules
 from .held_schemes import FLOAT_SCALES, require_held
 from .mlx_experts import MlxFormat, expert_count, stacked
 from .protocol import Codec, Contents, Documents, LayerScheme
@@ -172,14 +160,6 @@ def _engine(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "weights of Conv1D are not read"
 
 
-_own: Mapping[str, EngineRule] = {
-    MLX_LM: _engine,
-    TRANSFORMERS: not_read,
-    VLLM: not_read,
-    LLAMA_CPP: not_gguf,
-}
-
-
 @dataclass(frozen=True)
 class Mlx(Codec):
     """See the module and :class:`Codec`."""
@@ -189,7 +169,7 @@ class Mlx(Codec):
     presets = MappingProxyType({f"mlx_int{bits}": Preset(weight=str(affine(bits, 64))) for bits in BITS})
     defaults = MappingProxyType({"scale": "input"})
     parts = MappingProxyType({SCALES: True, BIASES: True, WEIGHT: False, GLOBAL: False})
-    engines = rules(_own)
+    engines = rules(transformers=not_read, vllm=not_read, mlx_lm=_engine)
     methods = ()
     reader = MlxReader
     code_dtypes = ("U32",)

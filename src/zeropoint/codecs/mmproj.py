@@ -16,7 +16,7 @@ from ..errors import UnsupportedError
 from .containers.gguf import ALIGNMENT, GgufValue
 from .containers.protocol import Found, Metadata, Read, Row
 from .divided_tensors import TensorPiece, Whole
-from .engines import HUMMING, LLAMA_CPP, SGLANG, TRANSFORMERS, VLLM, Facts, Loads, Problem, not_read, rules
+from .engines import Facts, Loads, Problem, not_read, rules
 from .gguf import Gguf
 from .llama_cpp.gguf_format import FILE_TYPE, LlamaCppFormat, file_type, of_file
 from .llama_cpp.model_values import ARCHITECTURE, PlainValues
@@ -95,7 +95,7 @@ class Mmproj(Gguf):
     container = "gguf"
     title = "the vision files of llama.cpp (mmproj)"
     methods = ()  # no configuration names this layout
-    engines = rules(dict.fromkeys((TRANSFORMERS, VLLM, HUMMING, SGLANG), not_read) | {LLAMA_CPP: _loads})
+    engines = rules(transformers=not_read, vllm=not_read, llama_cpp=_loads)
     model_format = MmprojFormat()
 
 

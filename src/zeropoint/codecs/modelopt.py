@@ -53,7 +53,7 @@ from ..schemes.scale_rules import LINEAR, LINEAR_UP, RCEIL
 from . import engines as known_engines
 from .block_extents import blocks
 from .data_scales import CacheScales, InputNames
-from .engines import LLAMA_CPP, TENSORRT, TRANSFORMERS, VLLM, Facts, Loads, Problem, always, rules
+from .engines import TENSORRT, VLLM, Facts, Loads, Problem, always, rules
 from .modelopt_config import ALGORITHMS, DIALECT, MIXED, PRESETS, settings
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, matrix, model_dtype, record_of
@@ -223,9 +223,12 @@ class ModelOpt(Codec):
     input_names = InputNames(INPUT_SCALE, "input_zero_point", INPUT_SCALE, shape=())
     cache = CacheScales("k_proj.k_scale", "v_proj.v_scale")
     engines = rules(
-        {TRANSFORMERS: always(Loads.NO, "transformers 5.23 does not know this layout"), TENSORRT: _tensorrt}
-        | {LLAMA_CPP: always(Loads.PARTLY, "newer releases of its converter read NVFP4")}
-        | {known_engines.DIFFUSERS: known_engines.loader_not_run, **known_engines.with_humming(_vllm)}
+        transformers=always(Loads.NO, "transformers 5.23 does not know this layout"),
+        vllm=_vllm,
+        humming=known_engines.loader_not_run,
+        tensorrt=_tensorrt,
+        llama_cpp=always(Loads.PARTLY, "newer releases of its converter read NVFP4"),
+        diffusers=known_engines.loader_not_run,
     )
     methods = (QUANT_METHOD,)
     usual = (VLLM, TENSORRT)

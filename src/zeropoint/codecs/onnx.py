@@ -57,19 +57,7 @@ from .containers.onnx_graph import (
 )
 from .containers.protocol import Use
 from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
-from .engines import (
-    LLAMA_CPP,
-    ONNXRUNTIME,
-    SGLANG,
-    TENSORRT,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    rules,
-)
+from .engines import ONNXRUNTIME, Facts, Loads, Problem, always, rules
 from .onnx_inputs import INPUTS, input_of, input_refusal, input_type, quantize_inputs
 from .onnx_matmulnbits import NO_ONNX, as_written, nbits_record
 from .onnx_rewriting import Rewriting, module_name, rewritten
@@ -194,14 +182,11 @@ class Onnx(Codec):
     defaults = MappingProxyType({"scale": "input"})
     input_names = INPUTS
     engines = rules(
-        {
-            ONNXRUNTIME: _runtime,
-            TRANSFORMERS: NO_ONNX,
-            VLLM: NO_ONNX,
-            SGLANG: NO_ONNX,
-            LLAMA_CPP: NO_ONNX,
-            TENSORRT: always(Loads.UNCHECKED, "TensorRT reads ONNX; these files were not tried"),
-        }
+        transformers=NO_ONNX,
+        vllm=NO_ONNX,
+        tensorrt=always(Loads.UNCHECKED, "TensorRT reads ONNX; these files were not tried"),
+        llama_cpp=NO_ONNX,
+        onnxruntime=_runtime,
     )
     usual = (ONNXRUNTIME,)
     reader = OnnxReader

@@ -16,13 +16,7 @@ from ..formats.torch_dtypes import format_of, storage_dtype
 from ..recipes import Activation
 from ..schemes import Granularity, ZeroPoint
 from .containers.onnx import DATA_NAMES
-from .containers.onnx_graph import (
-    DEQUANTIZE,
-    INPUT_SCALE,
-    INPUT_ZERO,
-    QUANTIZE,
-    Initializer,
-)
+from .containers.onnx_graph import DEQUANTIZE, INPUT_SCALE, INPUT_ZERO, QUANTIZE, Initializer
 from .containers.onnx_running import DATA_INPUTS, data_of
 from .containers.protocol import Use
 from .containers.safetensors import FILE_DTYPES

@@ -46,7 +46,7 @@ from .containers.onnx_graph import (
 )
 from .containers.protocol import Use
 from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES
-from .engines import LLAMA_CPP, ONNXRUNTIME, SGLANG, TENSORRT, TRANSFORMERS, VLLM, Loads, always, rules
+from .engines import ONNXRUNTIME, Loads, always, rules
 from .onnx_rewriting import Rewriting, module_name, rewritten
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, record_of
@@ -157,8 +157,13 @@ class MatMulNBits(Codec):
     container = "onnx"
     presets = MappingProxyType({name: PRESETS[name] for name in ("w4a16", "w4a16_asym", "w8a16")})
     defaults = MappingProxyType({"scale": "input"})
-    others = dict.fromkeys((TRANSFORMERS, VLLM, SGLANG, LLAMA_CPP, TENSORRT), NO_ONNX)
-    engines = rules({ONNXRUNTIME: always(Loads.YES, ""), **others})
+    engines = rules(
+        transformers=NO_ONNX,
+        vllm=NO_ONNX,
+        tensorrt=NO_ONNX,
+        llama_cpp=NO_ONNX,
+        onnxruntime=always(Loads.YES, ""),
+    )
     usual = (ONNXRUNTIME,)
     reader = NBitsReader
     methods = ("onnx-matmulnbits",)

@@ -40,26 +40,12 @@ from ..architectures import Config
 from ..errors import CheckpointError, UnsupportedError
 from ..formats import get_format
 from ..formats.torch_dtypes import storage_dtype
-from ..layout import packing
 from ..schemes import Preset, Scheme, ZeroPoint
 from ..tensor import QuantizedTensor
-from . import tensor_fields
 from .block_extents import blocks, no_matrix
 from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES, torch_name
-from .engines import (
-    DIFFUSERS,
-    LLAMA_CPP,
-    TRANSFORMERS,
-    VLLM,
-    EngineRule,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    loader_not_run,
-    not_gguf,
-    rules,
-)
+from .distant_groups import DistantCodes
+from .engines import Facts, Loads, Problem, always, loader_not_run, not_read, rules
 from .held_schemes import FLOAT_SCALES
 from .known import ACTIVATION_SCALES
 from .protocol import Codec, Contents, Documents, LayerScheme
@@ -72,7 +58,6 @@ from .tensor_fields import (
     Field,
     LevelField,
     Tensors,
-    TensorSpec,
     WeightPart,
     own_dtype,
 )
@@ -92,7 +77,7 @@ _ELEMENTS = MappingProxyType(
 )
 """Quanto's names of codes; codes of 2 and 4 bits are stored from 0 on."""
 _STORED = MappingProxyType({"qint8": "I8", "qfloat8_e4m3fn": "F8_E4M3", "qfloat8_e5m2": "F8_E5M2"})
-_BYTE, _LARGEST, _STEP = 8, 128, 32
+_LARGEST, _STEP = 128, 32
 _MODEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
 """Layers whose inputs are as many as the model is wide."""
 
@@ -106,26 +91,6 @@ def group_of(columns: int) -> int:
     if columns <= _LARGEST:
         return 0
     return next((group for group in range(_LARGEST, 0, -_STEP) if columns % group == 0), 0)
-
-
-def packed_lines(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the bytes of codes, (groups, codes of each) uint8.
-
-    >>> packed_lines(torch.tensor([[1], [2], [3]], dtype=torch.uint8), 4).tolist()
-    [[49], [2]]
-    """
-    count = _BYTE // bits
-    step = -(-len(groups) // count)
-    padded = torch.zeros(step * count, groups.shape[1], dtype=torch.uint8)
-    padded[: len(groups)] = groups
-    shifts = torch.arange(0, _BYTE, bits, dtype=torch.uint8).view(-1, 1, 1)
-    return (padded.view(count, step, -1) << shifts).sum(0, dtype=torch.uint8)
-
-
-def codes_in(lines: torch.Tensor, bits: int, groups: int) -> torch.Tensor:
-    """Return the codes of ``groups`` groups: inverse of :func:`packed_lines`."""
-    found = [lines >> shift & (1 << bits) - 1 for shift in range(0, _BYTE, bits)]
-    return torch.cat(found)[:groups]
 
 
 def kind_of(weight: Scheme) -> str | None:
@@ -157,30 +122,6 @@ def _shifted(bits: int, group: int, scale: str, *, integer: bool) -> Scheme:
     place = f"g{group}" if group else "channel"
     rest = "asym" if integer else f"offset={scale}"
     return Scheme.parse(f"uint{bits}:{place}:scale={scale}:{rest}")
-
-
-@dataclass(frozen=True)
-class QuantoCodes(Field):
-    """Codes of all groups, of which some far apart share a byte."""
-
-    suffix: str
-    level = tensor_fields.CODES
-
-    def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
-        groups = weight.granularity.block_count(shape)
-        lines = -(-groups * weight.bits // _BYTE)
-        size = (lines, shape[1] // (groups // shape[0]))
-        return TensorSpec(suffix=self.suffix, dtype="U8", shape=size, lines=lines, per=shape[0])
-
-    def lines(self, q: QuantizedTensor) -> torch.Tensor:
-        codes = packing.unpack(q.data, q.scheme.bits, q.shape[1])
-        return packed_lines(codes.view(q.scales[0].numel(), -1), q.scheme.bits)
-
-    def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
-        each = weight.granularity.grid(part.shape)[1]
-        codes = codes_in(lines, weight.bits, len(lines) * _BYTE // weight.bits)
-        own = codes[part.start * each : (part.start + part.shape[0]) * each]
-        return packing.pack(own.reshape(part.shape), weight.bits)
 
 
 class Shifts(LevelField):
@@ -296,13 +237,11 @@ def _engine(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "it quantizes linear layers, and no embeddings, routers or weights of Conv1D"
 
 
-_own: Mapping[str, EngineRule] = {
-    ENGINE: _engine,
-    TRANSFORMERS: always(Loads.NO, "it quantizes by Quanto as it loads, and reads no such files"),
-    VLLM: always(Loads.NO, "it does not read this layout"),
-    DIFFUSERS: loader_not_run,
-    LLAMA_CPP: not_gguf,
-}
+_rules = rules(
+    transformers=always(Loads.NO, "it quantizes by Quanto as it loads, and reads no such files"),
+    vllm=not_read,
+    diffusers=loader_not_run,
+)
 
 
 @dataclass(frozen=True)
@@ -323,7 +262,7 @@ class Quanto(Codec):
     parts = MappingProxyType(
         dict.fromkeys((PACKED, CODES, SCALE, SHIFT, SIZE), True) | dict.fromkeys((INPUT, OUTPUT), False)
     )
-    engines = rules(_own)
+    engines = MappingProxyType({**_rules, ENGINE: _engine})
     reader = QuantoReader
     methods = ("quanto",)
     usual = (ENGINE,)
@@ -362,7 +301,7 @@ class Quanto(Codec):
         if layer.weight.offsets:
             shift = Shifts(SHIFT, 1, trailing=(1,))
         size = ConstantField(SIZE, lambda _, shape, __: torch.tensor(shape))
-        return QuantoCodes(PACKED), scale, shift, size, *ends
+        return DistantCodes(PACKED, high_first=False), scale, shift, size, *ends
 
     def damage(self, layer: LayerScheme, tensors: Tensors) -> str | None:
         shift = tensors.get(SHIFT)

@@ -39,37 +39,10 @@ from . import torchao_packed as packed
 from .block_extents import blocks
 from .containers.protocol import Metadata
 from .containers.safetensors import FILE_DTYPES, TORCH_DTYPES, torch_name
-from .engines import (
-    DIFFUSERS,
-    LLAMA_CPP,
-    TENSORRT,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    always,
-    fused_alike,
-    in_turn,
-    linear_alone,
-    loader_not_run,
-    not_gguf,
-    rules,
-)
+from .engines import Facts, Loads, Problem, always, fused_alike, in_turn, linear_alone, loader_not_run, rules
 from .model_format import ModelFiles, ModelFormat
 from .protocol import Codec, Contents, Documents, LayerScheme
-from .records import (
-    Entry,
-    Known,
-    Listing,
-    Reader,
-    Record,
-    float_scales,
-    matrix,
-    names_in,
-    needed,
-    record_of,
-)
+from .records import Entry, Known, Listing, Reader, Record, float_scales, matrix, names_in, needed, record_of
 from .tensor_fields import ZERO_POINT, CodeField, Field, LevelField, Tensors
 from .torchao_json import FLOAT8, INT8, INTX, config_of, json_of
 from .torchao_packed import CODES, INT4, MX, NVFP4, SCALE, TENSOR_SCALE, ZEROS
@@ -332,9 +305,10 @@ class Torchao(Codec):
     defaults = MappingProxyType({"scale": "input", "dialect": "torch"})
     parts = MappingProxyType(dict.fromkeys((CODES, SCALE, ZEROS, TENSOR_SCALE, *_OTHERS), True))
     engines = rules(
-        {TRANSFORMERS: linear_alone(Loads.PARTLY, _INSTALLED), VLLM: in_turn(fused_alike, loader_not_run)}
-        | {DIFFUSERS: _diffusers, LLAMA_CPP: not_gguf}
-        | {TENSORRT: always(Loads.NO, "it does not know this layout")}
+        transformers=linear_alone(Loads.PARTLY, _INSTALLED),
+        vllm=in_turn(fused_alike, loader_not_run),
+        tensorrt=always(Loads.NO, "it does not know this layout"),
+        diffusers=_diffusers,
     )
     methods = (QUANT_METHOD,)
     reader = TorchaoReader

@@ -5,9 +5,8 @@
 Of schemes for which it is known which scales can be best, it is rule ``search``
 (:mod:`zeropoint.ops.scale_search`), which kernels run; signed scales are what it finds for the numbers or for
 their negatives. Of others, whose zero points or coarser levels are searched too, it starts from what
-round-to-nearest gives; blocks of a coarser level are searched before finer ones. No block is worse
-than under ``nearest``. Offsets, and a scale of the whole tensor above others, stay as they are: rows are
-independent.
+round-to-nearest gives; blocks of a coarser level are searched before finer ones. No block is worse than under
+``nearest``. Offsets, and a scale of the whole tensor above others, stay as they are: rows are independent.
 """
 
 from __future__ import annotations

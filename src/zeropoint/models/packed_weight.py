@@ -148,7 +148,7 @@ class PackedWeight(nn.Module):
         if kept is not None:
             more = LowRank(left=left(kept.left, 1), right=kept.right).product(torch.float32)
             values = (values.float() + more).to(values.dtype)
-        return self._unrotated(values)
+        return values if self.rotation is None else self.rotation.unrotate(values, self._buffers["signs"])
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
         """Return floats in the codes' frame: rotated if codes are.
@@ -157,9 +157,6 @@ class PackedWeight(nn.Module):
             x: (..., columns): an input, or rows of the float weight.
         """
         return x if self.rotation is None else self.rotation.rotate(x, self._buffers["signs"])
-
-    def _unrotated(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.rotation is None else self.rotation.unrotate(x, self._buffers["signs"])
 
     def values(self) -> torch.Tensor:
         """Return the whole matrix, in the dtype of the float weight."""

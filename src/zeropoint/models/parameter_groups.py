@@ -18,8 +18,7 @@ def parameter_groups(
         model: prepared.
         lr, weight_decay: of the first group.
         scale_lr: of the second group, a tenth of ``lr`` unless given; decay would pull scales towards 0, and
-            is 0
-            there. Parameters that do not train are left out.
+            is 0 there. Parameters that do not train are left out.
 
     Example:
         >>> from zeropoint.models import prepare

@@ -124,8 +124,7 @@ def log2_exact(values: torch.Tensor, fallback: float, dtype: torch.dtype) -> tor
     """Return ``log2(values)`` in ``dtype``, with an exact ceiling.
 
     The exponent comes from the bits, so that a power of two has a whole logarithm, and no other has one. 0
-    gives ``fallback``.
-    Raises RangeError for a negative value, NonFiniteError for one that is not finite.
+    gives ``fallback``. Raises RangeError for a negative value, NonFiniteError for one that is not finite.
     """
     if not bool(torch.isfinite(values).all()):
         raise NonFiniteError("thresholds must be finite; clean the data or pass numbers")

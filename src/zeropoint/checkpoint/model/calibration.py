@@ -100,12 +100,7 @@ def require_text(plan: CheckpointPlan, given: Given) -> None:
 
 
 def mean_squares(
-    source: Source,
-    weights: Iterable[Output],
-    given: Given,
-    limits: Limits,
-    *,
-    progress: bool = False,
+    source: Source, weights: Iterable[Output], given: Given, limits: Limits, *, progress: bool = False
 ) -> StatisticsOfModules:
     """Return the mean squares of the inputs of weights, by module.
 
@@ -187,9 +182,7 @@ def _calibration(model: RunningModel, recipe: Recipe, ranges: str | None, *, pro
     return watch.calibration(len(model.batches), every=False)
 
 
-def _scales_of_inputs(
-    weights: Iterable[tuple[Output, QuantizationParams | None]],
-) -> Iterator[NewTensor]:
+def _scales_of_inputs(weights: Iterable[tuple[Output, QuantizationParams | None]]) -> Iterator[NewTensor]:
     """Yield the tensors of static inputs from their learned parameters."""
     for weight, params in weights:
         given = weight.layer.input

@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...architectures import classes_of
 from ...codecs.containers.safetensors import TORCH_DTYPES

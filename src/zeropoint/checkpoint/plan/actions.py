@@ -109,10 +109,7 @@ class Actions:
         new = {reader.entry.name for reader in added}
         said = (
             TensorDecision(
-                entry=entry,
-                layer=None,
-                why=Why.DEFAULT,
-                reason="trained" if entry.name in new else "copied",
+                entry=entry, layer=None, why=Why.DEFAULT, reason="trained" if entry.name in new else "copied"
             )
             for entry in entries.values()
         )
@@ -157,10 +154,8 @@ class Actions:
             theirs = (self.floats.config or {}).get("quant_method")
             raise CheckpointError(
                 f"{len(self.staying)} layers would keep their {theirs} codes, such as "
-                f"{describe(self.staying[0])}, "
-                f"but no configuration can name them together with {codec.name}; pass "
-                f"{option('dequantize_kept', True)} to "
-                "write them as floats"
+                f"{describe(self.staying[0])}, but no configuration can name them together with "
+                f"{codec.name}; pass {option('dequantize_kept', True)} to write them as floats"
             )
 
     def notes(self) -> list[str]:
@@ -230,8 +225,7 @@ def source_notes(
     if transposed:
         notes.append(
             f"{len(transposed)} weights are stored transposed, and their blocks run along the outputs, such "
-            "as "
-            f"{describe(transposed[0])}"
+            f"as {describe(transposed[0])}"
         )
     unknown = unknown_names(family)
     if unknown is not None and any(not d.quantized for d in decisions):

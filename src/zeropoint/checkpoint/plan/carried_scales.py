@@ -239,9 +239,8 @@ def scales_of_matrix(
     scale = parts.get("global_scale", parts.get("scale")) if given.local else parts.get("scale")
     if scale is None:
         raise CheckpointError(
-            f"{printable(stored.module)} has no scale of its inputs, which are {given}; pass "
-            f"{option('to')} with a "
-            "scheme without static inputs"
+            f"{printable(stored.module)} has no scale of its inputs, which are {given}; pass {option('to')} "
+            "with a scheme without static inputs"
         )
     expert = None if stored.experts is None else matrix.first // stored.shape[0]
     number = _number(scale, stored.experts, expert).float()

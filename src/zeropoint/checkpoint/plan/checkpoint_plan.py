@@ -254,11 +254,10 @@ def make_plan(
     codec: what the files are written in. folds: what rescaled channels mean for tensors, by name.
 
     Raises CheckpointError when the source is an adapter, has a config.json that cannot be read or is
-    quantized already, a pattern matches nothing, two output tensors
-    would have one name, nothing would be quantized or (under ``selection.strict``) a linear weight is kept or
-    layers that engines run as one have several schemes; RecipeError for a malformed recipe and for a rule
-    without effect; UnsupportedError when no layout holds the scheme; CheckpointError when ``limits`` are too
-    small for one part of a weight.
+    quantized already, a pattern matches nothing, two output tensors would have one name, nothing would be
+    quantized or (under ``selection.strict``) a linear weight is kept or layers that engines run as one have
+    several schemes; RecipeError for a malformed recipe and for a rule without effect; UnsupportedError when
+    no layout holds the scheme; CheckpointError when ``limits`` are too small for one part of a weight.
     """
     text = RecipeText.of(to) if isinstance(to, str) else to
     mixture = text.mixture(codec)
@@ -377,16 +376,14 @@ def conversion_plan(
     floats = FLOATS.get(to or "")
     if floats and codec.use is not None:
         raise UnsupportedError(
-            f"{option('format', codec.name)} writes codes into a graph, and no floats; leave it out to "
-            "write these in "
-            "safetensors"
+            f"{option('format', codec.name)} writes codes into a graph, and no floats; leave it out to write "
+            "these in safetensors"
         )
     if source.graph and codec.use is None and not floats:
         known = " or ".join(name for name, other in CODECS.items() if other.use is not None)
         raise UnsupportedError(
             f"{shown(source.given)} is a graph, which cannot be written in {codec.title}; use "
-            f"{option('format')} "
-            f"{known}, or {option('to', 'float32')} for its weights alone"
+            f"{option('format')} {known}, or {option('to', 'float32')} for its weights alone"
         )
     policy = DequantizePolicy.CONVERT if requantize else DequantizePolicy.LOSSLESS
     what = Selection(ignore=ignore, dequantize=DequantizePolicy.EVERY if floats else policy, floats=floats)

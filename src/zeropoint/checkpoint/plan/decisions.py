@@ -259,8 +259,7 @@ def _check_strict(decisions: Sequence[TensorDecision]) -> None:
         names = listed([describe(d) for d in left], _LISTED, mark=";")
         raise CheckpointError(
             f"{count(len(left), 'linear weight')} would stay unquantized: {names}; name them in "
-            f"{option('ignore')} by "
-            f"name, or leave out {option('strict', True)}"
+            f"{option('ignore')} by name, or leave out {option('strict', True)}"
         )
 
 
@@ -290,8 +289,7 @@ def nothing_selected(decisions: Sequence[TensorDecision]) -> str:
     listed = ", ".join(f"{number} because: {reason}" for reason, number in reasons)
     return (
         f"nothing would be quantized: all {len(decisions)} tensors are kept ({listed}); use "
-        f"{option('include')} "
-        "PATTERN to quantize some of them"
+        f"{option('include')} PATTERN to quantize some of them"
     )
 
 

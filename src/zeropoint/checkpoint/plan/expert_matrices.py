@@ -22,15 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...architectures import (
-    DOWN,
-    GATE_UP,
-    MOST_EXPERTS,
-    ExpertLayout,
-    expert_layout,
-    expert_parts,
-    is_expert,
-)
+from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, ExpertLayout, expert_layout, expert_parts, is_expert
 from ...codecs.divided_tensors import RowRun, TensorPiece, Whole
 from ...loaded_names import lacks_single_experts, saved_shapes, transformers_names
 from ...schemes import ZeroPoint

@@ -288,8 +288,7 @@ def find_layers(source: Source, known: Callable[[str], Known | None] | None = No
     if codec is None:
         raise CheckpointError(
             f"quant_method is {config.get('quant_method')!r}, but only {' and '.join(methods())} are read; "
-            f"pass "
-            "one of these"
+            "pass one of these"
         )
     with _documents(source):
         reader = codec.reader(_Listing(source=source, quantization=config), codec)

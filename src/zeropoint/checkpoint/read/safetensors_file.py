@@ -52,10 +52,7 @@ PIECE = 1 << 20
 _TENSOR_KEYS = frozenset(("dtype", "shape", "data_offsets"))
 _CONVERT = "convert it to safetensors first, with software that you trust; zeropoint never unpickles"
 LFS_MAGIC = b"version https://git-lfs"
-_LFS = (
-    "Git LFS pointer, the small text in place of a file",
-    "run `git lfs pull`, or download the real file",
-)
+_LFS = ("Git LFS pointer, the small text in place of a file", "run `git lfs pull`, or download the real file")
 # The first bytes of what people pass by mistake: (magic, what it is, remedy).
 _MAGICS: tuple[tuple[bytes, str, str], ...] = (
     (LFS_MAGIC, *_LFS),

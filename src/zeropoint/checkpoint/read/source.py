@@ -59,12 +59,11 @@ class Source:
     """A validated checkpoint: the place of each tensor, and files to copy.
 
     `given`: what was opened, a directory or one file. `root`: the directory, without symbolic links.
-    `entries`: by name; shards by name, file order in each.
-    `shards`: file names in `root`. `metadata`: by shard. `config`: config.json parsed, with its text as it
-    stands, or None for weights only. `companions`: relative paths of the files to copy. `left_out`: relative
-    paths of weights not chosen and of directories such as `.git`. `notes`: sentences for the report.
-    `stamps`: the state of shards, index and config when they were opened. `graph`: what a file with a graph
-    says besides its tensors.
+    `entries`: by name; shards by name, file order in each. `shards`: file names in `root`. `metadata`: by
+    shard. `config`: config.json parsed, with its text as it stands, or None for weights only. `companions`:
+    relative paths of the files to copy. `left_out`: relative paths of weights not chosen and of directories
+    such as `.git`. `notes`: sentences for the report. `stamps`: the state of shards, index and config when
+    they were opened. `graph`: what a file with a graph says besides its tensors.
     """
 
     given: Place

@@ -320,8 +320,7 @@ class OutputDirectory:
         if found:
             raise CheckpointError(
                 f"output {shown(self._given)} holds {listed([*map(shown, found)], 3)}; choose an empty "
-                "directory, or add "
-                f"{option('overwrite', True)}"
+                f"directory, or add {option('overwrite', True)}"
             )
 
     def _require_no_other_weights(self, found: Sequence[str]) -> None:

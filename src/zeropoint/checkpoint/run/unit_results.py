@@ -11,10 +11,7 @@ from typing import Any, Protocol
 import xxhash
 
 from ...columns import PackedBytes
-from ...errors import (
-    CheckpointError,
-    printable,
-)
+from ...errors import CheckpointError, printable
 from ..measure.tensor_error import TensorError, error_in
 from .units import Unit
 

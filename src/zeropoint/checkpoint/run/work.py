@@ -18,14 +18,7 @@ import torch
 from ...codecs.act_order import group_index, in_groups
 from ...codecs.protocol import LayerScheme
 from ...codecs.tensor_fields import ROWS, WeightPart
-from ...errors import (
-    NonFiniteError,
-    UnsupportedError,
-    ZeropointError,
-    count,
-    option,
-    printable,
-)
+from ...errors import NonFiniteError, UnsupportedError, ZeropointError, count, option, printable
 from ...functional import dequantize
 from ...layout.packing import flat_bytes
 from ...methods import LOSSLESS, LayerData, method_named

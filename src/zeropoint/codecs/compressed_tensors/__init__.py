@@ -23,16 +23,7 @@ from ..containers.safetensors import TORCH_DTYPES
 from ..data_scales import CACHE_FORMAT, CacheScales, InputNames
 from ..protocol import Codec, Contents, Documents, LayerScheme
 from ..records import Entry, Known, Listing, Reader, Record, model_dtype, needed, record_of
-from ..tensor_fields import (
-    COLUMNS,
-    ROWS,
-    Field,
-    Tensors,
-    TensorSpec,
-    WeightPart,
-    decoded,
-    rows_of_blocks,
-)
+from ..tensor_fields import COLUMNS, ROWS, Field, Tensors, TensorSpec, WeightPart, decoded, rows_of_blocks
 from . import layout as layouts
 from . import older
 from .config import (

@@ -23,21 +23,7 @@ from ...errors import option, printable
 from ...schemes import Granularity, ZeroPoint
 from ..act_order import group_index
 from ..engine_records import is_of_vllm
-from ..engines import (
-    HUMMING,
-    LLAMA_CPP,
-    MLX_LM,
-    SGLANG,
-    TENSORRT,
-    TRANSFORMERS,
-    VLLM,
-    Facts,
-    Loads,
-    Problem,
-    decoded_first,
-    fused_alike,
-    rules,
-)
+from ..engines import Facts, Loads, Problem, decoded_first, fused_alike, rules
 from ..protocol import LayerScheme
 from .layout import FLOAT8, SMALL, Layout, strategy
 from .tested import ASKED, UNCUT, tested
@@ -53,10 +39,7 @@ _DECODED = "where weights alone are quantized, all in one way"
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
     if facts.uncut is not None:
-        yield (
-            Loads.NO,
-            f"its converter that makes {printable(facts.uncut)} {UNCUT}",
-        )
+        yield Loads.NO, f"its converter that makes {printable(facts.uncut)} {UNCUT}"
     if facts.asked is not None:
         yield Loads.NO, f"its code {ASKED} of {printable(facts.asked)}, where it finds codes alone"
     if splits_experts(facts.family) and facts.whole_experts:
@@ -153,10 +136,7 @@ def _humming(facts: Facts) -> Iterator[Problem]:
             yield Loads.NO, f"it does not read {layer.layout}"
         if group_index(layer) is not None:
             yield Loads.NO, "inputs in groups out of order are not read"
-    yield (
-        Loads.PARTLY,
-        "the package humming-kernels runs it on NVIDIA GPUs, 2, 3, 5, 6 and 7 bits as well",
-    )
+    yield Loads.PARTLY, "the package humming-kernels runs it on NVIDIA GPUs, 2, 3, 5, 6 and 7 bits as well"
 
 
 def _sglang(facts: Facts) -> Iterator[Problem]:
@@ -200,15 +180,13 @@ def _mlx_lm(facts: Facts) -> Iterator[Problem]:
 
 
 RULES = rules(
-    {
-        TRANSFORMERS: _transformers,
-        VLLM: _vllm,
-        HUMMING: _humming,
-        SGLANG: _sglang,
-        TENSORRT: _tensorrt,
-        LLAMA_CPP: _llama_cpp,
-        MLX_LM: _mlx_lm,
-    }
+    transformers=_transformers,
+    vllm=_vllm,
+    humming=_humming,
+    sglang=_sglang,
+    tensorrt=_tensorrt,
+    llama_cpp=_llama_cpp,
+    mlx_lm=_mlx_lm,
 )
 
 

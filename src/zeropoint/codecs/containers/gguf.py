@@ -310,9 +310,8 @@ def _check_cover(found: Sequence[Found], read: Read, place: tuple[int, int, int]
         last = row.nbytes == 0 and begin == size
         if gap < 0 or gap >= alignment or (begin % alignment and not last):
             raise CheckpointError(
-                f"tensor {printable(row.name)} lies at byte {begin}, but what comes before it ends at "
-                f"{at}, and the "
-                f"file has {size}"
+                f"tensor {printable(row.name)} lies at byte {begin}, but what comes before it ends at {at}, "
+                f"and the file has {size}"
             )
         if any(read(at, gap)):
             raise CheckpointError(f"the padding before {printable(row.name)} is not 0")

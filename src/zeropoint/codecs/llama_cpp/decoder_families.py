@@ -10,50 +10,36 @@ from typing import Any
 
 from ...architectures import Config
 from ...errors import UnsupportedError
-from .family import (
-    ATTENTION,
-    LAYERS,
-    OF_IMAGES,
-    POST_NORM,
-    QUERY_NORMS,
-    TEXT,
-    Derived,
-    Family,
-    Key,
-    LayerKinds,
-    Values,
-    has,
-    head_size,
-    no_window,
-)
+from . import family as f
 
 _RMS = MappingProxyType({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0})
-_POST_NORMS = MappingProxyType({**POST_NORM, "post_feedforward_layernorm": "post_ffw_norm"})
+_POST_NORMS = MappingProxyType({**f.POST_NORM, "post_feedforward_layernorm": "post_ffw_norm"})
 _OLMO2 = MappingProxyType({
-    **{old: new for old, new in LAYERS.items() if new != "attn_norm"}, **QUERY_NORMS, **_POST_NORMS,
+    **{old: new for old, new in f.LAYERS.items() if new != "attn_norm"}, **f.QUERY_NORMS, **_POST_NORMS,
 })
-_WINDOW = MappingProxyType({"attention.sliding_window": Key(("sliding_window",))})
-ALTERNATING = LayerKinds("layer_types", MappingProxyType({
+_WINDOW = MappingProxyType({"attention.sliding_window": f.Key(("sliding_window",))})
+ALTERNATING = f.LayerKinds("layer_types", MappingProxyType({
     "sliding_attention": {"attention.sliding_window_pattern": True},
     "full_attention": {"attention.sliding_window_pattern": False},
 }))
 GRANITE = MappingProxyType({
-    "attention.scale": Key(("attention_multiplier",), float),
-    "embedding_scale": Key(("embedding_multiplier",), float),
-    "residual_scale": Key(("residual_multiplier",), float), "logit_scale": Key(("logits_scaling",), float),
+    "attention.scale": f.Key(("attention_multiplier",), float),
+    "embedding_scale": f.Key(("embedding_multiplier",), float),
+    "residual_scale": f.Key(("residual_multiplier",), float),
+    "logit_scale": f.Key(("logits_scaling",), float),
 })
 """Numbers by which Granite multiplies, and the last by which it divides."""
 
 
-def _scaled_queries(largest: int) -> Derived:
+def _scaled_queries(largest: int) -> f.Derived:
     """Return Gemma's check of query scales; ``largest``: the largest model's layers."""
 
     def scaled(text: Config) -> int:
         """Return the number by whose root llama.cpp divides queries."""
         wide = text["num_hidden_layers"] == largest
-        return int(text["hidden_size"] // text["num_attention_heads"]) if wide else head_size(text)
+        return int(text["hidden_size"] // text["num_attention_heads"]) if wide else f.head_size(text)
 
-    def write(text: Config) -> Values:
+    def write(text: Config) -> f.Values:
         if text["query_pre_attn_scalar"] != scaled(text):
             raise UnsupportedError(
                 f"query_pre_attn_scalar is {text['query_pre_attn_scalar']!r:.40} in config.json, but "
@@ -71,10 +57,10 @@ def _scaled_queries(largest: int) -> Derived:
         sizes["head_dim"] = values.get("attention.key_length")
         return {"query_pre_attn_scalar": scaled(sizes)} if whole else {}
 
-    return Derived(write, read)
+    return f.Derived(write, read)
 
 
-def _attention_factor(text: Config) -> Values:
+def _attention_factor(text: Config) -> f.Values:
     """Return Phi-3's attention factor for long contexts."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if "long_factor" not in rope:
@@ -88,22 +74,22 @@ def _attention_factor(text: Config) -> Values:
     }
 
 
-_GEMMA3 = Family(
+_GEMMA3 = f.Family(
     architecture="gemma3", model_type="gemma3_text", class_name="Gemma3ForCausalLM", types=("gemma3",),
-    prefixes=TEXT, plus=1.0, left_out=OF_IMAGES, values=MappingProxyType({
-        **_WINDOW, "final_logit_softcapping": Key(("final_logit_softcapping",), float),
+    prefixes=f.TEXT, plus=1.0, left_out=f.OF_IMAGES, values=MappingProxyType({
+        **_WINDOW, "final_logit_softcapping": f.Key(("final_logit_softcapping",), float),
     }), derived=_scaled_queries(62), defaults=MappingProxyType({
         "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "rope_theta": 1e6,
         "rope_local_base_freq": 1e4, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4,
         "sliding_window": 4096, "query_pre_attn_scalar": 256, "vocab_size": 262208,
     }),
     layers=MappingProxyType({
-        **LAYERS, **QUERY_NORMS, **_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm",
+        **f.LAYERS, **f.QUERY_NORMS, **_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm",
     }),
 )
-_LLAMA = Family(
+_LLAMA = f.Family(
     architecture="llama", model_type="llama", class_name="LlamaForCausalLM", types=("mistral",),
-    layers=LAYERS, halves=True, scalings=frozenset(("default", "linear", "yarn", "llama3")),
+    layers=f.LAYERS, halves=True, scalings=frozenset(("default", "linear", "yarn", "llama3")),
     defaults=MappingProxyType({**_RMS, "max_position_embeddings": 2048}),
 )
 _EVERY = 4
@@ -123,7 +109,7 @@ def require_every_fourth(text: Config, local: str) -> None:
         )
 
 
-def _query_norms(text: Config) -> Values:
+def _query_norms(text: Config) -> f.Values:
     """Raise UnsupportedError for norms of queries that llama.cpp does not load."""
     normed, large = bool(text.get("use_qk_norm")), text["num_hidden_layers"] >= _LARGE
     if normed != large:
@@ -134,27 +120,27 @@ def _query_norms(text: Config) -> Values:
     return {}
 
 
-def _local_layers(text: Config) -> Values:
+def _local_layers(text: Config) -> f.Values:
     require_every_fourth(text, "sliding_attention")
     return {}
 
 
 _LARGE = 64
 _TIED = MappingProxyType({"embed_tokens": "token_embd", "norm": "output_norm"})
-_COHERE = Family(
+_COHERE = f.Family(
     architecture="command-r", model_type="cohere", class_name="CohereForCausalLM", modules=_TIED,
     layers=MappingProxyType({
-        **{old: new for old, new in LAYERS.items() if new != "ffn_norm"}, **QUERY_NORMS,
+        **{old: new for old, new in f.LAYERS.items() if new != "ffn_norm"}, **f.QUERY_NORMS,
     }),
     # Files say a context that is longer than the rotary embeddings' own.
     values=MappingProxyType({
-        "context_length": Key(("model_max_length", "max_position_embeddings")),
-        "logit_scale": Key(("logit_scale",), float),
+        "context_length": f.Key(("model_max_length", "max_position_embeddings")),
+        "logit_scale": f.Key(("logit_scale",), float),
     }),
     constants=MappingProxyType({"rope.scaling.type": "none"}), scalings=frozenset(("default",)),
-    derived=Derived(_query_norms, lambda values: {
+    derived=f.Derived(_query_norms, lambda values: {
         "max_position_embeddings": values.get("context_length"),
-        "use_qk_norm": has(values, ".attn_q_norm.weight"),
+        "use_qk_norm": f.has(values, ".attn_q_norm.weight"),
     }),
     defaults=MappingProxyType({
         "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_theta": 10000.0,
@@ -166,25 +152,27 @@ FAMILIES = (
     _COHERE,
     dataclasses.replace(
         _COHERE, architecture="cohere2", model_type="cohere2", class_name="Cohere2ForCausalLM", rotary=1.0,
-        layers=MappingProxyType({old: new for old, new in LAYERS.items() if new != "ffn_norm"}),
-        values=MappingProxyType({**_WINDOW, "logit_scale": Key(("logit_scale",), float)}),
-        derived=Derived(_local_layers), always=MappingProxyType({"rotary_pct": 1.0, "attention_bias": False}),
+        layers=MappingProxyType({old: new for old, new in f.LAYERS.items() if new != "ffn_norm"}),
+        values=MappingProxyType({**_WINDOW, "logit_scale": f.Key(("logit_scale",), float)}),
+        derived=f.Derived(_local_layers),
+        always=MappingProxyType({"rotary_pct": 1.0, "attention_bias": False}),
         defaults=MappingProxyType({**_COHERE.defaults, "sliding_window": 4096}),
     ),
-    Family(
-        architecture="qwen2", model_type="qwen2", class_name="Qwen2ForCausalLM", layers=LAYERS, defaults=_RMS
+    f.Family(
+        architecture="qwen2", model_type="qwen2", class_name="Qwen2ForCausalLM",
+        layers=f.LAYERS, defaults=_RMS,
     ),
-    Family(
+    f.Family(
         architecture="qwen3", model_type="qwen3", class_name="Qwen3ForCausalLM",
-        layers=MappingProxyType({**LAYERS, **QUERY_NORMS}),
+        layers=MappingProxyType({**f.LAYERS, **f.QUERY_NORMS}),
         defaults=MappingProxyType({**_RMS, "head_dim": 128}),
     ),
-    Family(
+    f.Family(
         architecture="seed_oss", model_type="seed_oss", class_name="SeedOssForCausalLM", defaults=_RMS,
-        layers=MappingProxyType({**LAYERS, **POST_NORM}),
+        layers=MappingProxyType({**f.LAYERS, **f.POST_NORM}),
     ),
-    Family(
-        architecture="ernie4_5", model_type="ernie4_5", class_name="Ernie4_5ForCausalLM", layers=LAYERS,
+    f.Family(
+        architecture="ernie4_5", model_type="ernie4_5", class_name="Ernie4_5ForCausalLM", layers=f.LAYERS,
         defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}),
     ),
     dataclasses.replace(
@@ -197,25 +185,25 @@ FAMILIES = (
         _LLAMA, architecture="granite", model_type="granite", class_name="GraniteForCausalLM", types=(),
         values=GRANITE,
     ),
-    Family(
+    f.Family(
         architecture="olmo2", model_type="olmo2", class_name="Olmo2ForCausalLM",
         layers=_OLMO2,
         defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}),
     ),
-    Family(
+    f.Family(
         architecture="olmo2", model_type="olmo3", class_name="Olmo3ForCausalLM", values=_WINDOW,
         layers=_OLMO2, kinds=(ALTERNATING,),
         defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}),
     ),
-    Family(
+    f.Family(
         architecture="glm4", model_type="glm4", class_name="Glm4ForCausalLM", rotary=0.5,
         layers=MappingProxyType({
-            **ATTENTION, "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+            **f.ATTENTION, "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
             "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
         }),
         defaults=MappingProxyType({**_RMS, "max_position_embeddings": 131072, "head_dim": 128}),
     ),
-    Family(
+    f.Family(
         architecture="phi3", model_type="phi3", class_name="Phi3ForCausalLM", rotary=1.0,
         layers=MappingProxyType({
             "input_layernorm": "attn_norm", "self_attn.qkv_proj": "attn_qkv",
@@ -224,43 +212,43 @@ FAMILIES = (
         }),
         defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
         # llama.cpp tells Phi-4 by a window of 0.
-        complete=lambda text: {"sliding_window": text.get("sliding_window") or 0}, unlike=no_window,
+        complete=lambda text: {"sliding_window": text.get("sliding_window") or 0}, unlike=f.no_window,
         values=MappingProxyType({
-            **_WINDOW, "rope.scaling.original_context_length": Key(("original_max_position_embeddings",)),
+            **_WINDOW, "rope.scaling.original_context_length": f.Key(("original_max_position_embeddings",)),
         }),
-        derived=Derived(_attention_factor, lambda values: {
+        derived=f.Derived(_attention_factor, lambda values: {
             "sliding_window": values.get("attention.sliding_window") or None,
         }), scalings=frozenset(("default", "longrope")),
     ),
-    Family(
+    f.Family(
         architecture="starcoder2", model_type="starcoder2", class_name="Starcoder2ForCausalLM",
-        unlike=no_window,
-        layers=MappingProxyType({**ATTENTION, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}),
-        values=MappingProxyType({"attention.layer_norm_epsilon": Key(("norm_epsilon",), float)}),
+        unlike=f.no_window,
+        layers=MappingProxyType({**f.ATTENTION, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}),
+        values=MappingProxyType({"attention.layer_norm_epsilon": f.Key(("norm_epsilon",), float)}),
         defaults=MappingProxyType({
             "norm_epsilon": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
         }),
-        derived=Derived(read=lambda values: {"use_bias": has(values, ".attn_q.bias")}),
+        derived=f.Derived(read=lambda values: {"use_bias": f.has(values, ".attn_q.bias")}),
     ),
-    Family(
-        architecture="stablelm", model_type="stablelm", class_name="StableLmForCausalLM", layers=LAYERS,
-        rotary=0.25, values=MappingProxyType({"use_parallel_residual": Key(("use_parallel_residual",),
+    f.Family(
+        architecture="stablelm", model_type="stablelm", class_name="StableLmForCausalLM", layers=f.LAYERS,
+        rotary=0.25, values=MappingProxyType({"use_parallel_residual": f.Key(("use_parallel_residual",),
         bool)}),
         defaults=MappingProxyType({
             "layer_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
             "use_parallel_residual": False,
         }),
         always=MappingProxyType({"qk_layernorm": False}),
-        derived=Derived(read=lambda values: {"use_qkv_bias": has(values, ".attn_q.bias")}),
+        derived=f.Derived(read=lambda values: {"use_qkv_bias": f.has(values, ".attn_q.bias")}),
     ),
     _GEMMA3,
     dataclasses.replace(
         _GEMMA3, architecture="gemma2", model_type="gemma2", class_name="Gemma2ForCausalLM", types=(),
         modules=_TIED,
         derived=_scaled_queries(46), values=MappingProxyType({
-            **_GEMMA3.values, "attn_logit_softcapping": Key(("attn_logit_softcapping",), float),
+            **_GEMMA3.values, "attn_logit_softcapping": f.Key(("attn_logit_softcapping",), float),
         }), layers=MappingProxyType({
-            **LAYERS, **_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm",
+            **f.LAYERS, **_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm",
         }),
         defaults=MappingProxyType({
             "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "rope_theta": 10000.0, "head_dim": 256,
@@ -268,7 +256,7 @@ FAMILIES = (
             "final_logit_softcapping": 30.0,
         }),
     ),
-    Family(
+    f.Family(
         architecture="bert", model_type="bert", class_name="BertModel", prefixes=("", "bert."),
         block="encoder.layer", encoder=True, wide=frozenset(("position_embd", "token_types")),
         left_out=r"(^|\.)embeddings\.position_ids$|(^|\.)pooler\.dense\.|^cls\.(predictions|seq_relationship)\b",

@@ -11,28 +11,9 @@ from ...architectures import Config
 from ...errors import UnsupportedError
 from ..divided_tensors import RowRun, TensorPiece
 from ..stored_forms import Shape
+from . import family as f
 from .decoder_families import GRANITE
 from .expert_families import ROUTING, SHARED_EXPERTS
-from .family import (
-    ATTENTION,
-    LOCAL_EXPERTS,
-    MLP,
-    PROJECTIONS,
-    ROUTED_EXPERTS,
-    ROUTER,
-    SIGMOID,
-    WIDE,
-    Change,
-    Derived,
-    Division,
-    Family,
-    Key,
-    LayerKinds,
-    Values,
-    grouped,
-    halves_of,
-    renamed_to,
-)
 from .hybrid_families import MAMBA, SSM_WIDE, head_of_mamba
 
 _LATENT = ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight")
@@ -61,7 +42,7 @@ def _of_latent(shapes: Sequence[Shape], text: Config) -> Shape:
     return (heads * (keys + values), columns)
 
 
-def _deepseek(text: Config) -> Values:
+def _deepseek(text: Config) -> f.Values:
     if text.get("q_lora_rank") is None and text["num_hidden_layers"] not in _LITE:
         raise UnsupportedError(
             "q_lora_rank is None in config.json, but llama.cpp loads models of deepseek2 without it that "
@@ -72,7 +53,7 @@ def _deepseek(text: Config) -> Values:
         "attention.head_count_kv": 1, "attention.key_length": latent + rotated,
         "attention.value_length": latent, "attention.key_length_mla": text["qk_nope_head_dim"] + rotated,
         "attention.value_length_mla": text["v_head_dim"], "rope.dimension_count": rotated,
-        "expert_gating_func": SIGMOID if text.get("scoring_func", "sigmoid") == "sigmoid" else 1,
+        "expert_gating_func": f.SIGMOID if text.get("scoring_func", "sigmoid") == "sigmoid" else 1,
     }
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope.get("mscale_all_dim"):
@@ -108,10 +89,10 @@ def _of_deepseek(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_DEEPSEEK = Family(
-    architecture="deepseek2", model_type="deepseek_v3", class_name="DeepseekV3ForCausalLM", wide=WIDE,
+_DEEPSEEK = f.Family(
+    architecture="deepseek2", model_type="deepseek_v3", class_name="DeepseekV3ForCausalLM", wide=f.WIDE,
     layers=MappingProxyType({
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", **MLP, **ROUTER,
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", **f.MLP, **f.ROUTER,
         **SHARED_EXPERTS, "self_attn.q_proj": "attn_q", "self_attn.q_a_proj": "attn_q_a",
         "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
         "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
@@ -119,13 +100,13 @@ _DEEPSEEK = Family(
         "self_attn.o_proj": "attn_output",
     }),
     tensors=MappingProxyType({"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}),
-    divided=MappingProxyType({"self_attn.kv_b_proj.weight": Division(_LATENT, _latent, _of_latent)}),
-    experts=(("mlp.experts", PROJECTIONS),), numbers=ROUTED_EXPERTS,
+    divided=MappingProxyType({"self_attn.kv_b_proj.weight": f.Division(_LATENT, _latent, _of_latent)}),
+    experts=(("mlp.experts", f.PROJECTIONS),), numbers=f.ROUTED_EXPERTS,
     values=MappingProxyType({
-        **ROUTING, "attention.q_lora_rank": Key(("q_lora_rank",)),
-        "attention.kv_lora_rank": Key(("kv_lora_rank",)),
+        **ROUTING, "attention.q_lora_rank": f.Key(("q_lora_rank",)),
+        "attention.kv_lora_rank": f.Key(("kv_lora_rank",)),
     }),
-    derived=Derived(_deepseek, _of_deepseek),
+    derived=f.Derived(_deepseek, _of_deepseek),
     defaults=MappingProxyType({
         "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 10000.0, "n_group": 8,
         "topk_group": 4, "first_k_dense_replace": 3, "n_shared_experts": 1, "routed_scaling_factor": 2.5,
@@ -136,7 +117,7 @@ _DEEPSEEK = Family(
 )
 
 
-def _sparse(text: Config) -> Values:
+def _sparse(text: Config) -> f.Values:
     """Return the values of DeepSeek; raises UnsupportedError for later dense layers."""
     kinds, dense = text.get("mlp_layer_types"), text["first_k_dense_replace"]
     if kinds and any(kind != ("dense" if at < dense else "sparse") for at, kind in enumerate(kinds)):
@@ -155,17 +136,17 @@ _GLM_DSA = dataclasses.replace(
         "self_attn.indexer.weights_proj": "indexer.proj",
     }),
     values=MappingProxyType({
-        **_DEEPSEEK.values, "attention.indexer.head_count": Key(("index_n_heads",)),
-        "attention.indexer.key_length": Key(("index_head_dim",)),
-        "attention.indexer.top_k": Key(("index_topk",)),
+        **_DEEPSEEK.values, "attention.indexer.head_count": f.Key(("index_n_heads",)),
+        "attention.indexer.key_length": f.Key(("index_head_dim",)),
+        "attention.indexer.top_k": f.Key(("index_topk",)),
     }),
-    kinds=(LayerKinds("indexer_types", MappingProxyType({
+    kinds=(f.LayerKinds("indexer_types", MappingProxyType({
         "full": {"attention.indexer.types": True}, "shared": {"attention.indexer.types": False},
     })),),
     complete=lambda text: {
         "indexer_types": text.get("indexer_types") or ["full"] * text["num_hidden_layers"],
     },
-    derived=Derived(_sparse, _of_deepseek),
+    derived=f.Derived(_sparse, _of_deepseek),
     defaults=MappingProxyType({
         **_DEEPSEEK.defaults, "rms_norm_eps": 1e-5, "max_position_embeddings": 202752, "n_group": 1,
         "topk_group": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256,
@@ -178,16 +159,16 @@ _SHARED_MLP = MappingProxyType({
     "shared_mlp.gate_proj": "ffn_gate_shexp", "shared_mlp.up_proj": "ffn_up_shexp",
     "shared_mlp.output_linear": "ffn_down_shexp",
 })
-_GRANITE_MOE = Family(
+_GRANITE_MOE = f.Family(
     architecture="granitemoe", model_type="granitemoe", class_name="GraniteMoeForCausalLM",
-    wide=WIDE | SSM_WIDE,
-    halves=True, values=GRANITE, numbers=LOCAL_EXPERTS,
-    layers=MappingProxyType({**ATTENTION, "block_sparse_moe.router.layer": "ffn_gate_inp"}),
+    wide=f.WIDE | SSM_WIDE,
+    halves=True, values=GRANITE, numbers=f.LOCAL_EXPERTS,
+    layers=MappingProxyType({**f.ATTENTION, "block_sparse_moe.router.layer": "ffn_gate_inp"}),
     divided=MappingProxyType({
-        "block_sparse_moe.input_linear.weight": halves_of(f"{_EXPERTS}gate_proj", f"{_EXPERTS}up_proj"),
-        "block_sparse_moe.output_linear.weight": renamed_to(f"{_EXPERTS}down_proj"),
+        "block_sparse_moe.input_linear.weight": f.halves_of(f"{_EXPERTS}gate_proj", f"{_EXPERTS}up_proj"),
+        "block_sparse_moe.output_linear.weight": f.renamed_to(f"{_EXPERTS}down_proj"),
     }),
-    experts=(("block_sparse_moe.experts", PROJECTIONS),),
+    experts=(("block_sparse_moe.experts", f.PROJECTIONS),),
     defaults=MappingProxyType({
         "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 10000.0,
     }),
@@ -196,10 +177,12 @@ _SHARED_SIZE = {"expert_shared_feed_forward_length": ("shared_intermediate_size"
 _GRANITE_SHARED = dataclasses.replace(
     _GRANITE_MOE, model_type="granitemoeshared", class_name="GraniteMoeSharedForCausalLM",
     layers=MappingProxyType({**_GRANITE_MOE.layers, **_SHARED_MLP}),
-    numbers=MappingProxyType({**LOCAL_EXPERTS, **_SHARED_SIZE}),
-    divided=MappingProxyType({**_GRANITE_MOE.divided, "shared_mlp.input_linear.weight": halves_of(*_SHARED)}),
+    numbers=MappingProxyType({**f.LOCAL_EXPERTS, **_SHARED_SIZE}),
+    divided=MappingProxyType({
+        **_GRANITE_MOE.divided, "shared_mlp.input_linear.weight": f.halves_of(*_SHARED),
+    }),
 )
-_MIXED = LayerKinds("layer_types", MappingProxyType({
+_MIXED = f.LayerKinds("layer_types", MappingProxyType({
     "linear_attention": {"attention.head_count_kv": 0},
     "full_attention": {"attention.head_count_kv": "num_key_value_heads"},
 }), MappingProxyType({"mamba": "linear_attention", "attention": "full_attention"}))
@@ -213,7 +196,7 @@ def _with_experts(text: Config) -> bool:
     return bool(text.get("num_local_experts"))
 
 
-def _rotated(text: Config) -> Values:
+def _rotated(text: Config) -> f.Values:
     """Return the metadata for rotated, or unrotated, queries and keys."""
     inner = text["mamba_n_heads"] * text["mamba_d_head"]
     return {"ssm.inner_size": inner, "rope.scaling.finetuned": text.get("position_embedding_type") == "rope"}
@@ -232,18 +215,18 @@ _HYBRID = dataclasses.replace(
         "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
     }),
     tensors=MappingProxyType({"mamba.A_log": "ssm_a", "mamba.D": "ssm_d", "mamba.dt_bias": "ssm_dt.bias"}),
-    changes=MappingProxyType({**MAMBA, "ssm_norm.weight": Change(shape=grouped("mamba_n_groups"))}),
+    changes=MappingProxyType({**MAMBA, "ssm_norm.weight": f.Change(shape=f.grouped("mamba_n_groups"))}),
     values=MappingProxyType({
-        **GRANITE, "ssm.conv_kernel": Key(("mamba_d_conv",)), "ssm.state_size": Key(("mamba_d_state",)),
-        "ssm.group_count": Key(("mamba_n_groups",)), "ssm.time_step_rank": Key(("mamba_n_heads",)),
+        **GRANITE, "ssm.conv_kernel": f.Key(("mamba_d_conv",)), "ssm.state_size": f.Key(("mamba_d_state",)),
+        "ssm.group_count": f.Key(("mamba_n_groups",)), "ssm.time_step_rank": f.Key(("mamba_n_heads",)),
     }),
-    derived=Derived(_rotated, _of_rotated),
+    derived=f.Derived(_rotated, _of_rotated),
     defaults=MappingProxyType({**_GRANITE_MOE.defaults, "mamba_d_conv": 4, "mamba_n_groups": 1}),
     always=MappingProxyType({"mamba_proj_bias": False}),
 )
 
 
-def _dense(family: Family) -> Family:
+def _dense(family: f.Family) -> f.Family:
     """Return a Granite family without experts, only a shared MLP."""
     own = {
         "shared_mlp.gate_proj": "ffn_gate",
@@ -253,7 +236,7 @@ def _dense(family: Family) -> Family:
     kept = {old: new for old, new in family.layers.items() if new != "ffn_gate_inp"}
     return dataclasses.replace(
         family, layers=MappingProxyType({**kept, **own}), experts=(), numbers=MappingProxyType({}),
-        divided=MappingProxyType({"shared_mlp.input_linear.weight": halves_of(*_SHARED)}),
+        divided=MappingProxyType({"shared_mlp.input_linear.weight": f.halves_of(*_SHARED)}),
         complete=lambda text: {
             "intermediate_size": text.get("shared_intermediate_size") or text.get("intermediate_size"),
         },
@@ -276,7 +259,7 @@ FAMILIES = (
     _HYBRID,
     dataclasses.replace(
         _dense(_HYBRID), when=lambda text: _has_mamba(text) and not _with_experts(text),
-        derived=Derived(_rotated, lambda values: {
+        derived=f.Derived(_rotated, lambda values: {
             **_of_rotated(values), "shared_intermediate_size": values.get("feed_forward_length"),
             "num_local_experts": 0,
             "num_experts_per_tok": 0,

@@ -10,65 +10,43 @@ from typing import Any
 from ...architectures import Config
 from ...errors import UnsupportedError
 from ..stored_forms import Reshaped
+from . import family as f
 from .decoder_families import ALTERNATING
-from .family import (
-    ATTENTION,
-    EVERYWHERE,
-    EXPERTS,
-    FLAT,
-    LOCAL_EXPERTS,
-    MLP,
-    POST_NORM,
-    PROJECTIONS,
-    QUERY_NORMS,
-    ROUTED_EXPERTS,
-    ROUTER,
-    SIGMOID,
-    SOFTMAX,
-    WIDE,
-    Change,
-    Derived,
-    Family,
-    Key,
-    Values,
-    has,
-    of_row,
-)
 
 ROW = MappingProxyType({
     # Files of before have a vector.
-    f"{FLAT}.weight": Change(shape=lambda _: Reshaped(lambda shape: shape, of_row)),
+    f"{f.FLAT}.weight": f.Change(shape=lambda _: Reshaped(lambda shape: shape, f.of_row)),
 })
 SHARED_EXPERT = MappingProxyType({
-    "mlp.shared_expert_gate": FLAT, "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert_gate": f.FLAT, "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
 })
 SHARED_EXPERTS = MappingProxyType(
     {
         old.replace("shared_expert.", "shared_experts."): new
         for old, new in SHARED_EXPERT.items()
-        if new != FLAT
+        if new != f.FLAT
     }
 )
 WITH_SHARED = MappingProxyType({
-    **EXPERTS, "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    **f.EXPERTS, "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
 })
 ROUTING = MappingProxyType({
-    "expert_group_count": Key(("n_group",)), "expert_group_used_count": Key(("topk_group",)),
-    "leading_dense_block_count": Key(("first_k_dense_replace",)),
-    "expert_shared_count": Key(("n_shared_experts",)),
-    "expert_weights_scale": Key(("routed_scaling_factor",), float),
-    "expert_weights_norm": Key(("norm_topk_prob",), bool),
+    "expert_group_count": f.Key(("n_group",)), "expert_group_used_count": f.Key(("topk_group",)),
+    "leading_dense_block_count": f.Key(("first_k_dense_replace",)),
+    "expert_shared_count": f.Key(("n_shared_experts",)),
+    "expert_weights_scale": f.Key(("routed_scaling_factor",), float),
+    "expert_weights_norm": f.Key(("norm_topk_prob",), bool),
 })
 _RMS = MappingProxyType({
     "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0, "norm_topk_prob": False,
 })
 
 
-QWEN_EXPERTS = MappingProxyType({**EVERYWHERE, "norm_topk_prob": True})
+QWEN_EXPERTS = MappingProxyType({**f.EVERYWHERE, "norm_topk_prob": True})
 
 
-def _whole_keys(text: Config) -> Values:
+def _whole_keys(text: Config) -> f.Values:
     """Raise UnsupportedError for shared key heads: llama.cpp misreads their norm."""
     if text["num_key_value_heads"] != text["num_attention_heads"]:
         raise UnsupportedError(
@@ -95,7 +73,7 @@ def _types(text: Config) -> Config:
     }
 
 
-def _cohere(text: Config) -> Values:
+def _cohere(text: Config) -> f.Values:
     """Return the metadata of Cohere's experts.
 
     Raises UnsupportedError for dense layers that are not the first, or not rotated as llama.cpp rotates them.
@@ -110,7 +88,7 @@ def _cohere(text: Config) -> Values:
         )
     values: dict[str, int | bool] = {
         "leading_dense_block_count": dense,
-        "expert_gating_func": SOFTMAX if softmax else SIGMOID,
+        "expert_gating_func": f.SOFTMAX if softmax else f.SIGMOID,
         # transformers takes the softmax of chosen experts alone.
         "expert_weights_norm": softmax or bool(text["norm_topk_prob"]),
     }
@@ -126,36 +104,37 @@ def _of_cohere(values: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     return {
         "mlp_layer_types": ["dense"] * dense + ["sparse"] * (count - dense),
-        "expert_selection_fn": "softmax" if values.get("expert_gating_func") == SOFTMAX else "sigmoid",
+        "expert_selection_fn": "softmax" if values.get("expert_gating_func") == f.SOFTMAX else "sigmoid",
         "norm_topk_prob": values.get("expert_weights_norm", False),
         "num_shared_experts": values.get("expert_shared_count", 0),
     }
 
 
-_QWEN2_MOE = Family(
-    architecture="qwen2moe", model_type="qwen2_moe", class_name="Qwen2MoeForCausalLM", wide=WIDE,
-    layers=MappingProxyType({**ATTENTION, **ROUTER, **SHARED_EXPERT}), changes=ROW,
-    experts=(("mlp.experts", PROJECTIONS),), numbers=WITH_SHARED, defaults=_RMS,
-    always=MappingProxyType({**EVERYWHERE, "norm_topk_prob": False}),
+_QWEN2_MOE = f.Family(
+    architecture="qwen2moe", model_type="qwen2_moe", class_name="Qwen2MoeForCausalLM", wide=f.WIDE,
+    layers=MappingProxyType({**f.ATTENTION, **f.ROUTER, **SHARED_EXPERT}), changes=ROW,
+    experts=(("mlp.experts", f.PROJECTIONS),), numbers=WITH_SHARED, defaults=_RMS,
+    always=MappingProxyType({**f.EVERYWHERE, "norm_topk_prob": False}),
 )
 FAMILIES = (
-    Family(
-        architecture="cohere2moe", model_type="cohere2_moe", class_name="Cohere2MoeForCausalLM", wide=WIDE,
+    f.Family(
+        architecture="cohere2moe", model_type="cohere2_moe", class_name="Cohere2MoeForCausalLM", wide=f.WIDE,
         layers=MappingProxyType({
-            **{old: new for old, new in ATTENTION.items() if new != "ffn_norm"}, **MLP, **ROUTER,
+            **{old: new for old, new in f.ATTENTION.items() if new != "ffn_norm"}, **f.MLP, **f.ROUTER,
             **SHARED_EXPERTS,
         }),
-        experts=(("mlp.experts", PROJECTIONS),), complete=_types, kinds=(ALTERNATING,), rotary=1.0,
-        numbers=MappingProxyType({**EXPERTS, "expert_feed_forward_length": ("intermediate_size",)}),
+        experts=(("mlp.experts", f.PROJECTIONS),), complete=_types, kinds=(ALTERNATING,), rotary=1.0,
+        numbers=MappingProxyType({**f.EXPERTS, "expert_feed_forward_length": ("intermediate_size",)}),
         values=MappingProxyType({
-            "feed_forward_length": Key(("prefix_dense_intermediate_size", "intermediate_size")),
-            "attention.sliding_window": Key(("sliding_window",)), "logit_scale": Key(("logit_scale",), float),
+            "feed_forward_length": f.Key(("prefix_dense_intermediate_size", "intermediate_size")),
+            "attention.sliding_window": f.Key(("sliding_window",)),
+            "logit_scale": f.Key(("logit_scale",), float),
         }),
         constants=MappingProxyType({"rope.scaling.type": "none"}), scalings=frozenset(("default",)),
         always=MappingProxyType({
             "attention_bias": False, "shared_expert_combination_strategy": "average",
         }),
-        derived=Derived(_cohere, _of_cohere),
+        derived=f.Derived(_cohere, _of_cohere),
         defaults=MappingProxyType({
             "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_theta": 10000.0, "head_dim": 128,
             "logit_scale": 1 / 16, "tie_word_embeddings": True, "sliding_window": 4096, "num_experts": 8,
@@ -163,12 +142,12 @@ FAMILIES = (
             "norm_topk_prob": True, "prefix_dense_sliding_window_pattern": 1, "sliding_window_pattern": 4,
         }),
     ),
-    Family(
-        architecture="llama", model_type="mixtral", class_name="MixtralForCausalLM", halves=True, wide=WIDE,
+    f.Family(
+        architecture="llama", model_type="mixtral", class_name="MixtralForCausalLM", halves=True, wide=f.WIDE,
         # Checkpoints have the first names, models of transformers 5 the others.
-        layers=MappingProxyType({**ATTENTION, **ROUTER, "block_sparse_moe.gate": "ffn_gate_inp"}),
-        experts=(("block_sparse_moe.experts", ("w1", "w3", "w2")), ("mlp.experts", PROJECTIONS)),
-        numbers=LOCAL_EXPERTS,
+        layers=MappingProxyType({**f.ATTENTION, **f.ROUTER, "block_sparse_moe.gate": "ffn_gate_inp"}),
+        experts=(("block_sparse_moe.experts", ("w1", "w3", "w2")), ("mlp.experts", f.PROJECTIONS)),
+        numbers=f.LOCAL_EXPERTS,
         defaults=MappingProxyType({
             "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 1e6,
         }),
@@ -176,27 +155,28 @@ FAMILIES = (
     _QWEN2_MOE,
     dataclasses.replace(
         _QWEN2_MOE, architecture="qwen3moe", model_type="qwen3_moe", class_name="Qwen3MoeForCausalLM",
-        layers=MappingProxyType({**ATTENTION, **QUERY_NORMS, **ROUTER}), numbers=EXPERTS,
+        layers=MappingProxyType({**f.ATTENTION, **f.QUERY_NORMS, **f.ROUTER}), numbers=f.EXPERTS,
         always=QWEN_EXPERTS,
     ),
     dataclasses.replace(
         _QWEN2_MOE, architecture="olmoe", model_type="olmoe", class_name="OlmoeForCausalLM",
-        layers=MappingProxyType({**ATTENTION, **QUERY_NORMS, **ROUTER}),
+        layers=MappingProxyType({**f.ATTENTION, **f.QUERY_NORMS, **f.ROUTER}),
         numbers=MappingProxyType({
-            key: names for key, names in EXPERTS.items() if key != "expert_feed_forward_length"
+            key: names for key, names in f.EXPERTS.items() if key != "expert_feed_forward_length"
         }),
         defaults=MappingProxyType({**_RMS, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}),
-        always=MappingProxyType({"norm_topk_prob": False, "clip_qkv": None}), derived=Derived(_whole_keys),
+        always=MappingProxyType({"norm_topk_prob": False, "clip_qkv": None}), derived=f.Derived(_whole_keys),
     ),
-    Family(
-        architecture="glm4moe", model_type="glm4_moe", class_name="Glm4MoeForCausalLM", wide=WIDE, rotary=0.5,
+    f.Family(
+        architecture="glm4moe", model_type="glm4_moe", class_name="Glm4MoeForCausalLM",
+        wide=f.WIDE, rotary=0.5,
         layers=MappingProxyType({
-            **ATTENTION, **QUERY_NORMS, **MLP, **ROUTER, **POST_NORM, **SHARED_EXPERTS,
+            **f.ATTENTION, **f.QUERY_NORMS, **f.MLP, **f.ROUTER, **f.POST_NORM, **SHARED_EXPERTS,
         }),
         tensors=MappingProxyType({"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}),
-        experts=(("mlp.experts", PROJECTIONS),), numbers=ROUTED_EXPERTS, values=ROUTING,
-        constants=MappingProxyType({"expert_gating_func": SIGMOID}),
-        derived=Derived(read=lambda values: {"use_qk_norm": has(values, ".attn_q_norm.weight")}),
+        experts=(("mlp.experts", f.PROJECTIONS),), numbers=f.ROUTED_EXPERTS, values=ROUTING,
+        constants=MappingProxyType({"expert_gating_func": f.SIGMOID}),
+        derived=f.Derived(read=lambda values: {"use_qk_norm": f.has(values, ".attn_q_norm.weight")}),
         defaults=MappingProxyType({
             "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 10000.0, "n_group": 1,
             "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.0,

@@ -16,13 +16,7 @@ from ...errors import CheckpointError, printable
 from ...libraries import reading
 from ..divided_tensors import RowRun, TensorPiece, Whole
 from ..stored_forms import OMITTED, RowOrder, Shape, StoredForm
-from . import (
-    decoder_families,
-    divided_families,
-    expert_families,
-    hybrid_families,
-    transposed_families,
-)
+from . import decoder_families, divided_families, expert_families, hybrid_families, transposed_families
 from .family import Change, Division, Family, halves_of, head_size, number_of
 
 _OF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")

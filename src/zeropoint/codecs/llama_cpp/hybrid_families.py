@@ -10,40 +10,13 @@ from typing import Any
 from ...architectures import Config
 from ..divided_tensors import RowRun, TensorPiece
 from ..stored_forms import RowOrder, Shape
+from . import family as f
 from .expert_families import QWEN_EXPERTS, ROW, SHARED_EXPERT, WITH_SHARED
-from .family import (
-    ATTENTION,
-    DRAFTS,
-    EXPERTS,
-    LAYERS,
-    MLP,
-    OF_IMAGES,
-    POST_NORM,
-    PROJECTIONS,
-    QUERY_NORMS,
-    ROUTED_EXPERTS,
-    ROUTER,
-    SIGMOID,
-    TEXT,
-    WIDE,
-    Change,
-    Derived,
-    Division,
-    Family,
-    Key,
-    LayerKinds,
-    Values,
-    column,
-    grouped,
-    halves_of,
-    kernel,
-    renamed_to,
-)
 
 SSM_WIDE = frozenset(("ssm_conv1d", "shortconv.conv"))
 
 
-def _tiled(unit: str | None, *, behind: bool = False) -> Change:
+def _tiled(unit: str | None, *, behind: bool = False) -> f.Change:
     """Return the order of value heads that share key heads.
 
     The model has value heads of one key head next to each other; llama.cpp repeats the key heads. unit:
@@ -56,24 +29,24 @@ def _tiled(unit: str | None, *, behind: bool = False) -> Change:
         first = 2 * keys * text["linear_key_head_dim"] if behind else 0
         return None if keys == values else RowOrder(values * rows, keys, rows, first)
 
-    return Change(rows=order)
+    return f.Change(rows=order)
 
 
 _VALUES = "linear_value_head_dim"
 _LINEAR = MappingProxyType({
     "attn_qkv.weight": _tiled(_VALUES, behind=True), "attn_gate.weight": _tiled(_VALUES),
-    "ssm_conv1d.weight": _tiled(_VALUES, behind=True)._replace(shape=kernel),
+    "ssm_conv1d.weight": _tiled(_VALUES, behind=True)._replace(shape=f.kernel),
     "ssm_alpha.weight": _tiled(None), "ssm_beta.weight": _tiled(None), "ssm_dt.bias": _tiled(None),
-    "ssm_a": _tiled(None)._replace(negated_exp=True), "ssm_norm.weight": Change(plain=True),
-    "ssm_out.weight": Change(columns=_tiled(_VALUES).rows),
+    "ssm_a": _tiled(None)._replace(negated_exp=True), "ssm_norm.weight": f.Change(plain=True),
+    "ssm_out.weight": f.Change(columns=_tiled(_VALUES).rows),
 })
 _OF_LINEAR = MappingProxyType({
-    "ssm.conv_kernel": Key(("linear_conv_kernel_dim",)), "ssm.state_size": Key(("linear_key_head_dim",)),
-    "ssm.group_count": Key(("linear_num_key_heads",)),
-    "ssm.time_step_rank": Key(("linear_num_value_heads",)),
-    "full_attention_interval": Key(("full_attention_interval",)),
+    "ssm.conv_kernel": f.Key(("linear_conv_kernel_dim",)), "ssm.state_size": f.Key(("linear_key_head_dim",)),
+    "ssm.group_count": f.Key(("linear_num_key_heads",)),
+    "ssm.time_step_rank": f.Key(("linear_num_value_heads",)),
+    "full_attention_interval": f.Key(("full_attention_interval",)),
 })
-_RECURRENT = LayerKinds("layer_types", MappingProxyType({
+_RECURRENT = f.LayerKinds("layer_types", MappingProxyType({
     "linear_attention": {"attention.recurrent_layers": True},
     "full_attention": {"attention.recurrent_layers": False},
 }))
@@ -90,11 +63,11 @@ def _every_fourth(text: Config) -> Config:
     return {"full_attention_interval": every, "layer_types": text.get("layer_types") or kinds}
 
 
-def _linear_sizes(text: Config) -> Values:
+def _linear_sizes(text: Config) -> f.Values:
     return {"ssm.inner_size": text[_VALUES] * text["linear_num_value_heads"]}
 
 
-def _with_sections(text: Config) -> Values:
+def _with_sections(text: Config) -> f.Values:
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     sections = [*rope.get("mrope_section", _SECTIONS), 0][:4]
     return {**_linear_sizes(text), "rope.dimension_sections": sections}
@@ -110,19 +83,19 @@ _OF_MODELS = MappingProxyType({
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, _VALUES: 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32, "norm_topk_prob": True,
 })
-_QWEN35 = Family(
+_QWEN35 = f.Family(
     architecture="qwen35", model_type="qwen3_5_text", class_name="Qwen3_5ForCausalLM", types=("qwen3_5",),
-    prefixes=TEXT, left_out=OF_IMAGES + DRAFTS, plus=1.0, rotary=0.25, wide=WIDE | SSM_WIDE,
+    prefixes=f.TEXT, left_out=f.OF_IMAGES + f.DRAFTS, plus=1.0, rotary=0.25, wide=f.WIDE | SSM_WIDE,
     defaults=_OF_MODELS,
     layers=MappingProxyType({
-        **ATTENTION, **QUERY_NORMS, **POST_NORM, **MLP, "linear_attn.in_proj_qkv": "attn_qkv",
+        **f.ATTENTION, **f.QUERY_NORMS, **f.POST_NORM, **f.MLP, "linear_attn.in_proj_qkv": "attn_qkv",
         "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha",
         "linear_attn.in_proj_b": "ssm_beta", "linear_attn.conv1d": "ssm_conv1d",
         "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
     }),
     tensors=MappingProxyType({"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}),
     changes=_LINEAR, values=_OF_LINEAR, kinds=(_RECURRENT,), complete=_every_fourth,
-    derived=Derived(_with_sections, _of_linear_sizes),
+    derived=f.Derived(_with_sections, _of_linear_sizes),
 )
 
 
@@ -153,21 +126,21 @@ def _joint(shape: Shape, text: Config) -> Sequence[TensorPiece]:
 _QWEN3_NEXT = dataclasses.replace(
     _QWEN35, architecture="qwen3next", model_type="qwen3_next", class_name="Qwen3NextForCausalLM", types=(),
     layers=MappingProxyType({
-        **{old: new for old, new in _QWEN35.layers.items() if old not in MLP and new[:5] not in ("ssm_a",
+        **{old: new for old, new in _QWEN35.layers.items() if old not in f.MLP and new[:5] not in ("ssm_a",
         "ssm_b")},
-        "linear_attn.in_proj_ba": "ssm_ba", **ROUTER, **SHARED_EXPERT,
+        "linear_attn.in_proj_ba": "ssm_ba", **f.ROUTER, **SHARED_EXPERT,
     }),
-    divided=MappingProxyType({"linear_attn.in_proj_qkvz.weight": Division(
+    divided=MappingProxyType({"linear_attn.in_proj_qkvz.weight": f.Division(
         _JOINT, _joint, lambda shapes, _: (sum(shape[0] for shape in shapes), shapes[0][-1])
     )}),
     changes=MappingProxyType({
-        **ROW, "ssm_conv1d.weight": Change(shape=kernel), "ssm_a": Change(negated_exp=True),
-        "ssm_norm.weight": Change(plain=True),
+        **ROW, "ssm_conv1d.weight": f.Change(shape=f.kernel), "ssm_a": f.Change(negated_exp=True),
+        "ssm_norm.weight": f.Change(plain=True),
     }),
-    experts=(("mlp.experts", PROJECTIONS),), numbers=WITH_SHARED, always=QWEN_EXPERTS,
-    derived=Derived(_linear_sizes, _of_linear_sizes),
+    experts=(("mlp.experts", f.PROJECTIONS),), numbers=WITH_SHARED, always=QWEN_EXPERTS,
+    derived=f.Derived(_linear_sizes, _of_linear_sizes),
 )
-_CONV = LayerKinds("layer_types", MappingProxyType({
+_CONV = f.LayerKinds("layer_types", MappingProxyType({
     "conv": {"attention.head_count_kv": 0},
     "full_attention": {"attention.head_count_kv": "num_key_value_heads"},
 }))
@@ -185,8 +158,8 @@ def _lfm2(text: Config) -> Config:
     return {"intermediate_size": width, "layer_types": text.get("layer_types") or kinds}
 
 
-_LFM2 = Family(
-    architecture="lfm2", model_type="lfm2", class_name="Lfm2ForCausalLM", wide=WIDE | SSM_WIDE,
+_LFM2 = f.Family(
+    architecture="lfm2", model_type="lfm2", class_name="Lfm2ForCausalLM", wide=f.WIDE | SSM_WIDE,
     modules=MappingProxyType({"embed_tokens": "token_embd", "embedding_norm": "token_embd_norm"}),
     layers=MappingProxyType({
         "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "self_attn.q_proj": "attn_q",
@@ -196,12 +169,12 @@ _LFM2 = Family(
         "conv.conv": "shortconv.conv", "conv.in_proj": "shortconv.in_proj",
         "conv.out_proj": "shortconv.out_proj",
     }),
-    changes=MappingProxyType({"shortconv.conv.weight": Change(shape=kernel)}),
+    changes=MappingProxyType({"shortconv.conv.weight": f.Change(shape=f.kernel)}),
     values=MappingProxyType({
-        "attention.layer_norm_rms_epsilon": Key(("norm_eps", "block_norm_eps"), float),
-        "shortconv.l_cache": Key(("conv_L_cache",)),
+        "attention.layer_norm_rms_epsilon": f.Key(("norm_eps", "block_norm_eps"), float),
+        "shortconv.l_cache": f.Key(("conv_L_cache",)),
     }), kinds=(_CONV,), complete=_lfm2,
-    derived=Derived(read=lambda _: {"block_auto_adjust_ff_dim": False}),
+    derived=f.Derived(read=lambda _: {"block_auto_adjust_ff_dim": False}),
     always=MappingProxyType({"conv_bias": False}),
     defaults=MappingProxyType({
         "norm_eps": 1e-5, "max_position_embeddings": 128000, "rope_theta": 1e6, "conv_L_cache": 3,
@@ -238,15 +211,15 @@ def _has_experts(text: Config) -> bool:
 
 
 MAMBA = MappingProxyType({
-    "ssm_a": Change(negated_exp=True, shape=column), "ssm_d": Change(shape=column),
-    "ssm_conv1d.weight": Change(shape=kernel),
+    "ssm_a": f.Change(negated_exp=True, shape=f.column), "ssm_d": f.Change(shape=f.column),
+    "ssm_conv1d.weight": f.Change(shape=f.kernel),
 })
 _NO_KEYS, _NO_WIDTH = {"attention.head_count_kv": 0}, {"feed_forward_length": 0}
-_NEMOTRON_H = Family(
+_NEMOTRON_H = f.Family(
     architecture="nemotron_h", model_type="nemotron_h", class_name="NemotronHForCausalLM",
     when=lambda text: not _has_experts(text), complete=_nemotron_h, prefixes=("backbone.", "model.", ""),
     modules=MappingProxyType({"embeddings": "token_embd", "norm_f": "output_norm", "lm_head": "output"}),
-    wide=WIDE | SSM_WIDE, left_out=OF_IMAGES + DRAFTS, halves=True,
+    wide=f.WIDE | SSM_WIDE, left_out=f.OF_IMAGES + f.DRAFTS, halves=True,
     layers=MappingProxyType({
         "norm": "attn_norm", "mixer.q_proj": "attn_q", "mixer.k_proj": "attn_k", "mixer.v_proj": "attn_v",
         "mixer.o_proj": "attn_output", "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down",
@@ -256,19 +229,19 @@ _NEMOTRON_H = Family(
     tensors=MappingProxyType({
         "mixer.A_log": "ssm_a", "mixer.D": "ssm_d", "mixer.dt_bias": "ssm_dt.bias",
     }),
-    changes=MappingProxyType({**MAMBA, "ssm_norm.weight": Change(shape=grouped("n_groups"))}),
+    changes=MappingProxyType({**MAMBA, "ssm_norm.weight": f.Change(shape=f.grouped("n_groups"))}),
     values=MappingProxyType({
-        "attention.layer_norm_epsilon": Key(("layer_norm_epsilon", "norm_eps"), float),
-        "ssm.conv_kernel": Key(("conv_kernel",)), "ssm.state_size": Key(("ssm_state_size",)),
-        "ssm.group_count": Key(("n_groups",)), "ssm.time_step_rank": Key(("mamba_num_heads",)),
+        "attention.layer_norm_epsilon": f.Key(("layer_norm_epsilon", "norm_eps"), float),
+        "ssm.conv_kernel": f.Key(("conv_kernel",)), "ssm.state_size": f.Key(("ssm_state_size",)),
+        "ssm.group_count": f.Key(("n_groups",)), "ssm.time_step_rank": f.Key(("mamba_num_heads",)),
     }),
-    kinds=(LayerKinds("layers_block_type", MappingProxyType({
+    kinds=(f.LayerKinds("layers_block_type", MappingProxyType({
         "linear_attention": {**_NO_KEYS, **_NO_WIDTH},
         "full_attention": {"attention.head_count_kv": "num_key_value_heads", **_NO_WIDTH},
         "mlp": {**_NO_KEYS, "feed_forward_length": "intermediate_size"},
     }), _SPELLED),),
     constants=MappingProxyType({"rope.scaling.finetuned": False}),
-    derived=Derived(lambda text: {
+    derived=f.Derived(lambda text: {
         "ssm.inner_size": text["mamba_num_heads"] * text["mamba_head_dim"],
         "rope.dimension_count": text["head_dim"],
     }, _mamba),
@@ -293,7 +266,7 @@ def _gemma4(text: Config) -> Config:
     }
 
 
-def _gemma4_values(text: Config) -> Values:
+def _gemma4_values(text: Config) -> f.Values:
     layers, shared = text["num_hidden_layers"], text["num_kv_shared_layers"]
     width, wide, head = text["intermediate_size"], text["global_head_dim"], text["head_dim"]
     values: dict[str, Any] = {
@@ -322,28 +295,28 @@ def _of_gemma4(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_GEMMA4 = Family(
+_GEMMA4 = f.Family(
     architecture="gemma4", model_type="gemma4_text", class_name="Gemma4ForCausalLM", types=("gemma4",),
-    when=lambda text: not text.get("enable_moe_block"), complete=_gemma4, prefixes=TEXT,
-    left_out=OF_IMAGES + r"|^(model\.)?(audio_tower|embed_audio)\.",
+    when=lambda text: not text.get("enable_moe_block"), complete=_gemma4, prefixes=f.TEXT,
+    left_out=f.OF_IMAGES + r"|^(model\.)?(audio_tower|embed_audio)\.",
     modules=MappingProxyType({
         "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output",
         "embed_tokens_per_layer": "per_layer_token_embd", "per_layer_projection_norm": "per_layer_proj_norm",
         "per_layer_model_projection": "per_layer_model_proj",
     }),
     layers=MappingProxyType({
-        **LAYERS, **QUERY_NORMS, **POST_NORM, "post_feedforward_layernorm": "post_ffw_norm",
+        **f.LAYERS, **f.QUERY_NORMS, **f.POST_NORM, "post_feedforward_layernorm": "post_ffw_norm",
         "pre_feedforward_layernorm": "ffn_norm", "per_layer_input_gate": "inp_gate",
         "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
     }),
     tensors=MappingProxyType({"layer_scalar": "layer_output_scale.weight"}),
     values=MappingProxyType({
-        "attention.sliding_window": Key(("sliding_window",)),
-        "attention.shared_kv_layers": Key(("num_kv_shared_layers",)),
-        "embedding_length_per_layer_input": Key(("hidden_size_per_layer_input",)),
-        "final_logit_softcapping": Key(("final_logit_softcapping",), float),
+        "attention.sliding_window": f.Key(("sliding_window",)),
+        "attention.shared_kv_layers": f.Key(("num_kv_shared_layers",)),
+        "embedding_length_per_layer_input": f.Key(("hidden_size_per_layer_input",)),
+        "final_logit_softcapping": f.Key(("final_logit_softcapping",), float),
     }),
-    kinds=(LayerKinds("layer_types", MappingProxyType({
+    kinds=(f.LayerKinds("layer_types", MappingProxyType({
         "sliding_attention": {
             "attention.sliding_window_pattern": True, "attention.head_count_kv": "num_key_value_heads",
         },
@@ -352,7 +325,7 @@ _GEMMA4 = Family(
             "attention.head_count_kv": "num_global_key_value_heads",
         },
     })),),
-    scalings=frozenset(("default", "proportional")), derived=Derived(_gemma4_values, _of_gemma4),
+    scalings=frozenset(("default", "proportional")), derived=f.Derived(_gemma4_values, _of_gemma4),
     defaults=MappingProxyType({
         "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "rope_theta": 1e6, "head_dim": 256,
         "rope_local_base_freq": 1e4, "num_kv_shared_layers": 0, "sliding_window": 512,
@@ -364,9 +337,10 @@ FAMILIES = (
     _QWEN35,
     dataclasses.replace(
         _QWEN35, architecture="qwen35moe", model_type="qwen3_5_moe_text", types=("qwen3_5_moe",),
-        class_name="Qwen3_5MoeForCausalLM", experts=(("mlp.experts", PROJECTIONS),), numbers=WITH_SHARED,
+        class_name="Qwen3_5MoeForCausalLM", experts=(("mlp.experts", f.PROJECTIONS),), numbers=WITH_SHARED,
         always=QWEN_EXPERTS, changes=MappingProxyType({**_LINEAR, **ROW}), layers=MappingProxyType({
-            **{old: new for old, new in _QWEN35.layers.items() if old not in MLP}, **ROUTER, **SHARED_EXPERT,
+            **{old: new for old, new in _QWEN35.layers.items() if old not in f.MLP},
+            **f.ROUTER, **SHARED_EXPERT,
         }),
     ),
     _LFM2,
@@ -374,11 +348,11 @@ FAMILIES = (
         _LFM2, architecture="lfm2moe", model_type="lfm2_moe", class_name="Lfm2MoeForCausalLM",
         layers=MappingProxyType({**_LFM2.layers, "feed_forward.gate": "ffn_gate_inp"}),
         tensors=MappingProxyType({"feed_forward.expert_bias": "exp_probs_b.bias"}),
-        experts=(("feed_forward.experts", ("w1", "w3", "w2")),), numbers=EXPERTS,
-        constants=MappingProxyType({"expert_gating_func": SIGMOID}), complete=lambda _: {},
-        derived=Derived(),
+        experts=(("feed_forward.experts", ("w1", "w3", "w2")),), numbers=f.EXPERTS,
+        constants=MappingProxyType({"expert_gating_func": f.SIGMOID}), complete=lambda _: {},
+        derived=f.Derived(),
         values=MappingProxyType({
-            **_LFM2.values, "leading_dense_block_count": Key(("num_dense_layers",)),
+            **_LFM2.values, "leading_dense_block_count": f.Key(("num_dense_layers",)),
         }),
         always=MappingProxyType({"conv_bias": False, "norm_topk_prob": True, "routed_scaling_factor": 1.0}),
         defaults=MappingProxyType({**_LFM2.defaults, "num_dense_layers": 2, "norm_topk_prob": True}),
@@ -397,16 +371,16 @@ FAMILIES = (
         }),
         experts=(("mixer.experts", ("", "up_proj", "down_proj")),),
         numbers=MappingProxyType({
-            **ROUTED_EXPERTS,
+            **f.ROUTED_EXPERTS,
             "expert_shared_feed_forward_length": ("moe_shared_expert_intermediate_size",),
         }),
         values=MappingProxyType({
-            **_NEMOTRON_H.values, "expert_group_count": Key(("n_group",)),
-            "expert_group_used_count": Key(("topk_group",)),
-            "expert_shared_count": Key(("n_shared_experts",)),
-            "expert_weights_norm": Key(("norm_topk_prob",), bool),
-            "expert_weights_scale": Key(("routed_scaling_factor",), float),
-            "moe_latent_size": Key(("moe_latent_size",)),
+            **_NEMOTRON_H.values, "expert_group_count": f.Key(("n_group",)),
+            "expert_group_used_count": f.Key(("topk_group",)),
+            "expert_shared_count": f.Key(("n_shared_experts",)),
+            "expert_weights_norm": f.Key(("norm_topk_prob",), bool),
+            "expert_weights_scale": f.Key(("routed_scaling_factor",), float),
+            "moe_latent_size": f.Key(("moe_latent_size",)),
         }),
         kinds=(_NEMOTRON_H.kinds[0]._replace(values=MappingProxyType({
             **{kind: items for kind, items in _NEMOTRON_H.kinds[0].values.items() if kind != "mlp"},
@@ -418,7 +392,7 @@ FAMILIES = (
     ),
     _GEMMA4,
     dataclasses.replace(
-        _GEMMA4, when=lambda text: bool(text.get("enable_moe_block")), wide=WIDE,
+        _GEMMA4, when=lambda text: bool(text.get("enable_moe_block")), wide=f.WIDE,
         layers=MappingProxyType({
             **_GEMMA4.layers, "post_feedforward_layernorm_1": "post_ffw_norm_1",
             "post_feedforward_layernorm_2": "post_ffw_norm_2",
@@ -429,13 +403,15 @@ FAMILIES = (
             "router.per_expert_scale": "ffn_down_exps.scale",
             "experts.gate_up_proj": "ffn_gate_up_exps.weight",
         }),
-        experts=(("experts", PROJECTIONS),),
+        experts=(("experts", f.PROJECTIONS),),
         divided=MappingProxyType({
-            "experts.gate_up_proj": halves_of("experts.gate_proj", "experts.up_proj"),
-            "experts.down_proj": renamed_to("experts.down_proj"),
+            "experts.gate_up_proj": f.halves_of("experts.gate_proj", "experts.up_proj"),
+            "experts.down_proj": f.renamed_to("experts.down_proj"),
         }),
-        numbers=MappingProxyType({**EXPERTS, "expert_used_count": ("top_k_experts", "num_experts_per_tok")}),
+        numbers=MappingProxyType({
+            **f.EXPERTS, "expert_used_count": ("top_k_experts", "num_experts_per_tok"),
+        }),
         constants=MappingProxyType({}), always=MappingProxyType({}),
-        derived=Derived(_gemma4_values, lambda values: {**_of_gemma4(values), "enable_moe_block": True}),
+        derived=f.Derived(_gemma4_values, lambda values: {**_of_gemma4(values), "enable_moe_block": True}),
     ),
 )

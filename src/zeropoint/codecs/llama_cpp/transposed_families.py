@@ -9,23 +9,9 @@ from ...architectures import Config
 from ...errors import UnsupportedError
 from ..divided_tensors import RowRun, TensorPiece
 from ..stored_forms import Shape
+from . import family as f
 from .decoder_families import require_every_fourth
 from .expert_families import SHARED_EXPERTS
-from .family import (
-    ATTENTION,
-    LOCAL_EXPERTS,
-    MLP,
-    OF_IMAGES,
-    POST_NORM,
-    PROJECTIONS,
-    TEXT,
-    WIDE,
-    Derived,
-    Division,
-    Family,
-    Key,
-    Values,
-)
 
 
 def _interleaved(name: str) -> str:
@@ -39,7 +25,7 @@ def _gate_up(shape: Shape, text: Config) -> Sequence[TensorPiece]:
         TensorPiece(
             _interleaved(name), (experts, rows // 2, columns), (RowRun(at, (experts, rows // 2), (rows, 2)),)
         )
-        for at, name in enumerate(PROJECTIONS[:2])
+        for at, name in enumerate(f.PROJECTIONS[:2])
     ]
 
 
@@ -52,7 +38,7 @@ def _gate_up_bias(shape: Shape, text: Config) -> Sequence[TensorPiece]:
             (RowRun(at, (experts, rows // 2), (rows, 2)),),
             single=True,
         )
-        for at, name in enumerate(PROJECTIONS[:2])
+        for at, name in enumerate(f.PROJECTIONS[:2])
     ]
 
 
@@ -65,7 +51,7 @@ def _down(shape: Shape, text: Config) -> Sequence[TensorPiece]:
     ]
 
 
-def _alternating(text: Config) -> Values:
+def _alternating(text: Config) -> f.Values:
     """Raise UnsupportedError for other kinds of layers than llama.cpp takes them for."""
     kinds = text.get("layer_types") or ()
     usual = [("sliding_attention", "full_attention")[at % 2] for at in range(len(kinds))]
@@ -85,30 +71,30 @@ def _rounded(text: Config) -> Sequence[str]:
     return ("llama.cpp rounds the bounds of YaRN, which config.json does not (truncate)",)
 
 
-_GPT_OSS = Family(
-    architecture="gpt-oss", model_type="gpt_oss", class_name="GptOssForCausalLM", wide=WIDE,
-    layers=MappingProxyType({**ATTENTION, **POST_NORM, "mlp.router": "ffn_gate_inp"}),
+_GPT_OSS = f.Family(
+    architecture="gpt-oss", model_type="gpt_oss", class_name="GptOssForCausalLM", wide=f.WIDE,
+    layers=MappingProxyType({**f.ATTENTION, **f.POST_NORM, "mlp.router": "ffn_gate_inp"}),
     tensors=MappingProxyType({
         "self_attn.sinks": "attn_sinks.weight", "mlp.experts.gate_proj_bias": "ffn_gate_exps.bias",
         "mlp.experts.up_proj_bias": "ffn_up_exps.bias", "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
     }),
     divided=MappingProxyType({
-        "mlp.experts.gate_up_proj": Division(
-            tuple(map(_interleaved, PROJECTIONS[:2])), _gate_up,
+        "mlp.experts.gate_up_proj": f.Division(
+            tuple(map(_interleaved, f.PROJECTIONS[:2])), _gate_up,
             lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), transposed=True,
         ),
-        "mlp.experts.down_proj": Division(
+        "mlp.experts.down_proj": f.Division(
             (_interleaved("down_proj"),), _down,
             lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), transposed=True,
         ),
-        "mlp.experts.gate_up_proj_bias": Division(
-            tuple(_interleaved(f"{name}_bias") for name in PROJECTIONS[:2]), _gate_up_bias,
+        "mlp.experts.gate_up_proj_bias": f.Division(
+            tuple(_interleaved(f"{name}_bias") for name in f.PROJECTIONS[:2]), _gate_up_bias,
             lambda shapes, _: (shapes[0][0], 2 * shapes[0][1]),
         ),
     }),
-    experts=(("mlp.experts", PROJECTIONS),), numbers=LOCAL_EXPERTS,
-    values=MappingProxyType({"attention.sliding_window": Key(("sliding_window",))}),
-    derived=Derived(_alternating, lambda _: {"rope_scaling": {"truncate": False}}), unlike=_rounded,
+    experts=(("mlp.experts", f.PROJECTIONS),), numbers=f.LOCAL_EXPERTS,
+    values=MappingProxyType({"attention.sliding_window": f.Key(("sliding_window",))}),
+    derived=f.Derived(_alternating, lambda _: {"rope_scaling": {"truncate": False}}), unlike=_rounded,
     defaults=MappingProxyType({
         "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 150000.0, "head_dim": 64,
         "sliding_window": 128,
@@ -125,7 +111,7 @@ def _halves(shape: Shape, text: Config) -> Sequence[TensorPiece]:
         TensorPiece(
             f"{_OF_LLAMA4}.{name}", (experts, half, columns), (RowRun(at * half, (experts, half), (rows, 1)),)
         )
-        for at, name in enumerate(PROJECTIONS[:2])
+        for at, name in enumerate(f.PROJECTIONS[:2])
     ]
 
 
@@ -138,7 +124,7 @@ _MAVERICK = 128
 """Experts of the model of Llama 4 whose queries and keys have no norm."""
 
 
-def _llama4(text: Config) -> Values:
+def _llama4(text: Config) -> f.Values:
     """Raise UnsupportedError for what llama.cpp has as constants of Llama 4."""
     layers, step = text["num_hidden_layers"], text["interleave_moe_layer_step"]
     require_every_fourth(text, "chunked_attention")
@@ -156,35 +142,35 @@ def _llama4(text: Config) -> Values:
     return {}
 
 
-_LLAMA4 = Family(
+_LLAMA4 = f.Family(
     architecture="llama4", model_type="llama4_text", class_name="Llama4ForCausalLM", types=("llama4",),
-    prefixes=TEXT, left_out=OF_IMAGES, rotary=1.0, wide=WIDE,
+    prefixes=f.TEXT, left_out=f.OF_IMAGES, rotary=1.0, wide=f.WIDE,
     scalings=frozenset(("default", "llama3")),
     layers=MappingProxyType({
-        **ATTENTION, "feed_forward.router": "ffn_gate_inp",
-        **{old.replace("mlp.", "feed_forward."): new for old, new in MLP.items()},
+        **f.ATTENTION, "feed_forward.router": "ffn_gate_inp",
+        **{old.replace("mlp.", "feed_forward."): new for old, new in f.MLP.items()},
         **{
             old.replace("mlp.shared_experts.", "feed_forward.shared_expert."): new
             for old, new in SHARED_EXPERTS.items()
         },
     }),
     divided=MappingProxyType({
-        f"{_OF_LLAMA4}.gate_up_proj": Division(
-            tuple(f"{_OF_LLAMA4}.{name}" for name in PROJECTIONS[:2]), _halves,
+        f"{_OF_LLAMA4}.gate_up_proj": f.Division(
+            tuple(f"{_OF_LLAMA4}.{name}" for name in f.PROJECTIONS[:2]), _halves,
             lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), transposed=True,
         ),
-        f"{_OF_LLAMA4}.down_proj": Division(
+        f"{_OF_LLAMA4}.down_proj": f.Division(
             (f"{_OF_LLAMA4}.down_proj",), _whole_down,
             lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), transposed=True,
         ),
     }),
-    experts=((_OF_LLAMA4, PROJECTIONS),),
-    numbers=MappingProxyType({**LOCAL_EXPERTS, "expert_feed_forward_length": ("intermediate_size",)}),
+    experts=((_OF_LLAMA4, f.PROJECTIONS),),
+    numbers=MappingProxyType({**f.LOCAL_EXPERTS, "expert_feed_forward_length": ("intermediate_size",)}),
     values=MappingProxyType({
-        "feed_forward_length": Key(("intermediate_size_mlp",)),
-        "interleave_moe_layer_step": Key(("interleave_moe_layer_step",)),
+        "feed_forward_length": f.Key(("intermediate_size_mlp",)),
+        "interleave_moe_layer_step": f.Key(("interleave_moe_layer_step",)),
     }),
-    derived=Derived(_llama4, lambda values: {"use_qk_norm": values.get("expert_count") != _MAVERICK}),
+    derived=f.Derived(_llama4, lambda values: {"use_qk_norm": values.get("expert_count") != _MAVERICK}),
     always=MappingProxyType({
         "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True,
     }),

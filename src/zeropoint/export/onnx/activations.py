@@ -128,11 +128,7 @@ def require_dynamic(x: torch.Tensor, scheme: Scheme) -> None:
     if level.rule.power_of_two:
         known = fmt.is_float and fmt.mantissa_bits == 0
     else:
-        known = level.rule == LINEAR and dtype_of(fmt) in (
-            torch.float32,
-            torch.bfloat16,
-            torch.float16,
-        )
+        known = level.rule == LINEAR and dtype_of(fmt) in (torch.float32, torch.bfloat16, torch.float16)
     if not known:
         raise UnsupportedError(f"scales of {level} do not follow the data in ONNX")
     group_size(scheme, x)

@@ -22,16 +22,7 @@ from ...params.tensors import parameter_names
 from ...schemes import Scheme
 from ...tensor import QuantizedTensor
 from . import activations
-from .constants import (
-    constant,
-    is_constant,
-    layer_name,
-    maker_of,
-    ops,
-    params_at,
-    picked_rows,
-    quantized_at,
-)
+from .constants import constant, is_constant, layer_name, maker_of, ops, params_at, picked_rows, quantized_at
 from .types import CodeType, StoredWeight, stored
 
 aten = torch.ops.aten

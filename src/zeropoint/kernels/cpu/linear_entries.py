@@ -16,8 +16,7 @@ def linear_from_codes(args: Any, first: Any, last: Any) -> Any:
     """Compute slots of a layer's output from integer codes; see :func:`.linear.from_codes.code_rows`.
 
     An array of the dtype of codes, x, a descriptor, order, whether codes have a sign, the given scale and
-    zero point, fields of :class:`.linear.chunks.Weights`, workspace, output,
-    :class:`.linear.chunks.Slots`.
+    zero point, fields of :class:`.linear.chunks.Weights`, workspace, output, :class:`.linear.chunks.Slots`.
     """
     like, x, desc, order, signed, given, weight, work, out, cut = args
     source = Input(unpack(desc), order, np.uint8(signed), given[0], given[1])

@@ -58,8 +58,7 @@ def prepare_graph(
         calibration: parameters of static inputs and outputs, of :func:`calibrate_graph` or of ``calibrate``
             for the model that was exported.
         qat: how quantizers are made, by a name of :data:`~zeropoint.models.QAT_CONFIGS` or as a
-            configuration. Gradients pass
-            straight through.
+            configuration. Gradients pass straight through.
 
     Raises:
         RecipeError: when a rule matches nothing or tied layers would differ.

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..encode.step_access import is_bfloat16
 from ..encode.steps import nearest_bits
+from ..machine import vector as v
 from ..machine.descriptor import CODEBOOK, FLOAT, INTEGER, ZERO_NONE, ZERO_OF_PRODUCT
 from ..machine.intrinsics import (
     address_of,
@@ -26,33 +27,6 @@ from ..machine.intrinsics import (
 )
 from ..machine.lookup import pick_floats, pick_halves
 from ..machine.reductions import first_doubled, largest_lane, second_doubled
-from ..machine.vector import (
-    HALF,
-    WHOLE,
-    above_signed,
-    bits_of,
-    first_float16,
-    first_octets,
-    float16_of_floats,
-    floats_of,
-    floats_of_integers,
-    halves_of,
-    halves_of_octets,
-    high_halves,
-    larger_bits,
-    load_lanes,
-    load_nibbles,
-    octets_of,
-    second_float16,
-    second_octets,
-    shift_signed,
-    store_lanes,
-    stream_lanes,
-    two_halves,
-    unequal,
-    values_of,
-    words_of,
-)
 
 FLOAT16_EXPONENT_BITS = np.uint32(5)
 FLOAT16_MANTISSA_BITS = np.uint32(10)
@@ -139,46 +113,46 @@ def codes_at(codes: Any, i: Any) -> Any:
     """Prefetch ahead of step ``i`` and load its codes, as bytes."""
     prefetch(codes.source, codes.byte_at + (i + codes.ahead) * codes.bits // np.uint64(8))
     if codes.bits == np.uint64(8):
-        return load_lanes(codes.source, codes.byte_at + i)
+        return v.load_lanes(codes.source, codes.byte_at + i)
     if codes.bits == np.uint64(4):
-        return load_nibbles(codes.source, codes.byte_at + i // np.uint64(2))
-    return load_lanes(codes.scratch, i)
+        return v.load_nibbles(codes.source, codes.byte_at + i // np.uint64(2))
+    return v.load_lanes(codes.scratch, i)
 
 
 @inlined
 def factors_of_step(blocks: Any, i: Any) -> Any:
     """Factors of both halves of step ``i``, as vectors."""
     factors, shift = blocks.factors, blocks.shift
-    return floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
+    return v.floats_of(factors[i >> shift]), v.floats_of(factors[(i + v.HALF) >> shift])
 
 
 @inlined
 def put_line(out: Any, at: Any, line: Any, stream: Any) -> None:
     """Store a vector, past the cache if asked."""
     if stream:
-        stream_lanes(out, at, line)
+        v.stream_lanes(out, at, line)
     else:
-        store_lanes(out, at, line)
+        v.store_lanes(out, at, line)
 
 
 @inlined
 def _put_floats(out: Any, at: Any, a: Any, b: Any, stream: Any, exact: Any) -> None:
     """Round a step of values to the target's dtype and store it."""
     put_line(out, at, a, stream)
-    put_line(out, at + HALF, b, stream)
+    put_line(out, at + v.HALF, b, stream)
 
 
 @inlined
 def _put_bfloat16(out: Any, at: Any, a: Any, b: Any, stream: Any, exact: Any) -> None:
     if exact:
-        put_line(out, at, high_halves(bits_of(a), bits_of(b)), stream)
+        put_line(out, at, v.high_halves(v.bits_of(a), v.bits_of(b)), stream)
     else:
-        put_line(out, at, high_halves(nearest_bits(a), nearest_bits(b)), stream)
+        put_line(out, at, v.high_halves(nearest_bits(a), nearest_bits(b)), stream)
 
 
 @inlined
 def _put_float16(out: Any, at: Any, a: Any, b: Any, stream: Any, exact: Any) -> None:
-    put_line(out, at, float16_of_floats(a, b), stream)
+    put_line(out, at, v.float16_of_floats(a, b), stream)
 
 
 _put_values = by_dtype(float32=_put_floats, uint16=_put_bfloat16, int16=_put_float16)
@@ -193,16 +167,16 @@ def put_values(a: Any, b: Any, i: Any, target: Any) -> None:
 @device
 def decode_ints(source: Any, element: Any, blocks: Any, target: Any) -> None:
     """Write ``code * factor`` of integers, plus ``zero`` if an offset."""
-    sign, moved = words_of(element.sign), element.zero_place == ZERO_OF_PRODUCT
+    sign, moved = v.words_of(element.sign), element.zero_place == ZERO_OF_PRODUCT
     zeros, shift = blocks.zeros, blocks.shift
-    for i in range(np.uint64(0), source.count, WHOLE):
+    for i in range(np.uint64(0), source.count, v.WHOLE):
         codes = codes_at(source, i)
-        a = floats_of_integers((first_octets(codes) ^ sign) - sign)
-        b = floats_of_integers((second_octets(codes) ^ sign) - sign)
+        a = v.floats_of_integers((v.first_octets(codes) ^ sign) - sign)
+        b = v.floats_of_integers((v.second_octets(codes) ^ sign) - sign)
         f, g = factors_of_step(blocks, i)
         a, b = a * f, b * g
         if moved:
-            a, b = a + floats_of(zeros[i >> shift]), b + floats_of(zeros[(i + HALF) >> shift])
+            a, b = a + v.floats_of(zeros[i >> shift]), b + v.floats_of(zeros[(i + v.HALF) >> shift])
         put_values(a, b, i, target)
 
 
@@ -213,16 +187,16 @@ def decode_pairs(source: Any, element: Any, factors: Any, target: Any) -> None:
     For elements with :func:`has_fixed_point`. Gain that keeps it: 1.2 times the speed of mx6 to bfloat16,
     1.5 to float32.
     """
-    magnitude, rise = octets_of(np.uint8(element.magnitude)), words_of(element.sign_shift)
-    step = floats_of(float32_of(shl32(np.uint32(element.emin - element.mantissa), np.uint32(23))))
-    sign = words_of(np.uint32(0x80000000))
-    for i in range(np.uint64(0), source.count, WHOLE):
+    magnitude, rise = v.octets_of(np.uint8(element.magnitude)), v.words_of(element.sign_shift)
+    step = v.floats_of(float32_of(shl32(np.uint32(element.emin - element.mantissa), np.uint32(23))))
+    sign = v.words_of(np.uint32(0x80000000))
+    for i in range(np.uint64(0), source.count, v.WHOLE):
         codes = codes_at(source, i)
-        a = bits_of(floats_of_integers(first_octets(codes & magnitude)) * step)
-        b = bits_of(floats_of_integers(second_octets(codes & magnitude)) * step)
-        a = values_of(a | ((first_octets(codes) << rise) & sign))
-        b = values_of(b | ((second_octets(codes) << rise) & sign))
-        own = load_lanes(factors, i // np.uint64(2))
+        a = v.bits_of(v.floats_of_integers(v.first_octets(codes & magnitude)) * step)
+        b = v.bits_of(v.floats_of_integers(v.second_octets(codes & magnitude)) * step)
+        a = v.values_of(a | ((v.first_octets(codes) << rise) & sign))
+        b = v.values_of(b | ((v.second_octets(codes) << rise) & sign))
+        own = v.load_lanes(factors, i // np.uint64(2))
         put_values(a * first_doubled(own), b * second_doubled(own), i, target)
 
 
@@ -230,9 +204,9 @@ def decode_pairs(source: Any, element: Any, factors: Any, target: Any) -> None:
 def largest_codes(worst: Any, codes: Any, element: Any) -> Any:
     """Lane-wise larger magnitude of codes; 255 for NaN in place of -0."""
     if element.negative_nan:
-        negative_zero = octets_of(np.uint8(element.magnitude + np.uint32(1)))
-        return worst | (octets_of(np.uint8(0xFF)) - unequal(codes, negative_zero))
-    return larger_bits(worst, codes & octets_of(np.uint8(element.magnitude)))
+        negative_zero = v.octets_of(np.uint8(element.magnitude + np.uint32(1)))
+        return worst | (v.octets_of(np.uint8(0xFF)) - v.unequal(codes, negative_zero))
+    return v.larger_bits(worst, codes & v.octets_of(np.uint8(element.magnitude)))
 
 
 @device
@@ -243,36 +217,36 @@ def decode_floats(source: Any, element: Any, blocks: Any, target: Any) -> Any:
     """
     width = float_bits(element)
     exponent_bits = np.uint32(width - np.uint32(1) - element.mantissa)
-    left = halves_of(np.uint16(np.uint32(16) - width))
-    right = halves_of(np.uint16(FLOAT16_EXPONENT_BITS - exponent_bits))
+    left = v.halves_of(np.uint16(np.uint32(16) - width))
+    right = v.halves_of(np.uint16(FLOAT16_EXPONENT_BITS - exponent_bits))
     fields = shl32(np.uint32(1), np.uint32(FLOAT16_MANTISSA_BITS + exponent_bits)) - np.uint32(1)
-    keep = halves_of(np.uint16(fields | np.uint32(0x8000)))
-    bias = floats_of(float32_of(shl32(np.uint32(element.emin + np.uint32(14)), np.uint32(23))))
-    worst = octets_of(np.uint8(0))
-    for i in range(np.uint64(0), source.count, WHOLE):
+    keep = v.halves_of(np.uint16(fields | np.uint32(0x8000)))
+    bias = v.floats_of(float32_of(shl32(np.uint32(element.emin + np.uint32(14)), np.uint32(23))))
+    worst = v.octets_of(np.uint8(0))
+    for i in range(np.uint64(0), source.count, v.WHOLE):
         codes = codes_at(source, i)
         worst = largest_codes(worst, codes, element)
-        half = shift_signed(halves_of_octets(codes) << left, right) & keep
+        half = v.shift_signed(v.halves_of_octets(codes) << left, right) & keep
         f, g = factors_of_step(blocks, i)
-        put_values(first_float16(half) * bias * f, second_float16(half) * bias * g, i, target)
+        put_values(v.first_float16(half) * bias * f, v.second_float16(half) * bias * g, i, target)
     return largest_lane(worst) <= np.uint8(element.max_code)
 
 
 @inlined
 def _pick_floats(out: Any, at: Any, a: Any, b: Any, codes: Any, stream: Any) -> None:
     """Write a looked-up step: a table each for the halves, rounded."""
-    put_line(out, at, pick_floats(a, first_octets(codes)), stream)
-    put_line(out, at + HALF, pick_floats(b, second_octets(codes)), stream)
+    put_line(out, at, pick_floats(a, v.first_octets(codes)), stream)
+    put_line(out, at + v.HALF, pick_floats(b, v.second_octets(codes)), stream)
 
 
 @inlined
 def _pick_bfloat16(out: Any, at: Any, a: Any, b: Any, codes: Any, stream: Any) -> None:
-    put_line(out, at, pick_halves(high_halves(nearest_bits(a), nearest_bits(b)), codes), stream)
+    put_line(out, at, pick_halves(v.high_halves(nearest_bits(a), nearest_bits(b)), codes), stream)
 
 
 @inlined
 def _pick_float16(out: Any, at: Any, a: Any, b: Any, codes: Any, stream: Any) -> None:
-    put_line(out, at, pick_halves(float16_of_floats(a, b), codes), stream)
+    put_line(out, at, pick_halves(v.float16_of_floats(a, b), codes), stream)
 
 
 put_picked = by_dtype(float32=_pick_floats, uint16=_pick_bfloat16, int16=_pick_float16)
@@ -281,7 +255,7 @@ put_picked = by_dtype(float32=_pick_floats, uint16=_pick_bfloat16, int16=_pick_f
 @inlined
 def _moved(values: Any, factor: Any, zero: Any, element: Any) -> Any:
     """Compute ``(value - zero) * factor``; offsets: ``value * factor + zero``."""
-    factor, zero = floats_of(factor), floats_of(zero)
+    factor, zero = v.floats_of(factor), v.floats_of(zero)
     if element.zero_place == ZERO_OF_PRODUCT:
         return values * factor + zero
     return (values - zero) * factor
@@ -290,16 +264,16 @@ def _moved(values: Any, factor: Any, zero: Any, element: Any) -> Any:
 @device
 def decode_by_table(source: Any, element: Any, table: Any, blocks: Any, target: Any) -> None:
     """Write :func:`_moved` values of codes of up to 4 bits."""
-    run, count = WHOLE, source.count
+    run, count = v.WHOLE, source.count
     factors, zeros, shift = blocks
     if shift >= np.uint64(5):
         run = count if shift >= np.uint64(63) else np.uint64(1) << shift
-    values = load_lanes(table, np.uint64(0))
+    values = v.load_lanes(table, np.uint64(0))
     for start in range(np.uint64(0), count, run):
-        first, second = start >> shift, (start + HALF) >> shift
+        first, second = start >> shift, (start + v.HALF) >> shift
         a = _moved(values, factors[first], zeros[first], element)
         b = _moved(values, factors[second], zeros[second], element)
-        for i in range(start, min(start + run, count), WHOLE):
+        for i in range(start, min(start + run, count), v.WHOLE):
             put_picked(target.out, target.at + i, a, b, codes_at(source, i), target.stream)
 
 
@@ -308,18 +282,18 @@ def _exponents_of_step(blocks: Any, i: Any) -> Any:
     """Exponents of a step's power-of-two factors, as bfloat16 bit increments."""
     factors, shift, one = blocks.factors, blocks.shift, np.uint32(127 << 7)
     first = np.uint16(shr32(bits32(factors[i >> shift]), np.uint32(16)) - one)
-    second = np.uint16(shr32(bits32(factors[(i + HALF) >> shift]), np.uint32(16)) - one)
-    return two_halves(first, second)
+    second = np.uint16(shr32(bits32(factors[(i + v.HALF) >> shift]), np.uint32(16)) - one)
+    return v.two_halves(first, second)
 
 
 @device
 def decode_by_exponent(source: Any, table: Any, blocks: Any, target: Any) -> None:
     """Decode 4-bit codes times powers of two: one table, exponents added."""
-    words = bits_of(load_lanes(table, np.uint64(0)))
-    values = high_halves(words, words)
-    for i in range(np.uint64(0), source.count, WHOLE):
+    words = v.bits_of(v.load_lanes(table, np.uint64(0)))
+    values = v.high_halves(words, words)
+    for i in range(np.uint64(0), source.count, v.WHOLE):
         picked = pick_halves(values, codes_at(source, i))
-        nonzero = above_signed(picked & halves_of(np.uint16(0x7FFF)), halves_of(np.uint16(0)))
+        nonzero = v.above_signed(picked & v.halves_of(np.uint16(0x7FFF)), v.halves_of(np.uint16(0)))
         picked = picked + (_exponents_of_step(blocks, i) & nonzero)
         put_line(target.out, target.at + i, picked, target.stream)
 
@@ -333,27 +307,30 @@ def decode_fields(source: Any, element: Any, table: Any, blocks: Any, target: An
     """
     factors, shift, exact, count = blocks.factors, blocks.shift, target.exact, source.count
     implicit = np.uint8(shl32(np.uint32(1), element.mantissa))
-    normal, mantissas = octets_of(implicit), octets_of(np.uint8(implicit - np.uint8(1)))
-    magnitude, zero = octets_of(np.uint8(element.magnitude)), octets_of(np.uint8(0))
-    rise = halves_of(np.uint16(np.uint32(7) - element.mantissa))
-    sign, sign_rise = halves_of(np.uint16(0x8000)), halves_of(np.uint16(np.uint32(16) - float_bits(element)))
-    values, worst = load_lanes(table, np.uint64(0)), zero
+    normal, mantissas = v.octets_of(implicit), v.octets_of(np.uint8(implicit - np.uint8(1)))
+    magnitude, zero = v.octets_of(np.uint8(element.magnitude)), v.octets_of(np.uint8(0))
+    rise = v.halves_of(np.uint16(np.uint32(7) - element.mantissa))
+    sign, sign_rise = (
+        v.halves_of(np.uint16(0x8000)),
+        v.halves_of(np.uint16(np.uint32(16) - float_bits(element))),
+    )
+    values, worst = v.load_lanes(table, np.uint64(0)), zero
     run = np.uint64(1) << shift if shift < np.uint64(63) and not exact else count
     for start in range(np.uint64(0), count, run):
         factor = np.float32(1) if exact else factors[start >> shift]
-        words = nearest_bits(values * floats_of(factor))
-        products = high_halves(words, words)
-        for i in range(start, min(start + run, count), WHOLE):
+        words = nearest_bits(values * v.floats_of(factor))
+        products = v.high_halves(words, words)
+        for i in range(start, min(start + run, count), v.WHOLE):
             codes = codes_at(source, i)
             worst = largest_codes(worst, codes, element)
             field = (codes & magnitude) - (codes & mantissas)
-            picked = pick_halves(products, (codes & mantissas) | (unequal(field, zero) & normal))
-            above_first = halves_of_octets(larger_bits(field, normal) - normal) << rise
+            picked = pick_halves(products, (codes & mantissas) | (v.unequal(field, zero) & normal))
+            above_first = v.halves_of_octets(v.larger_bits(field, normal) - normal) << rise
             result = picked + above_first
             if exact:
-                nonzero = above_signed(result, halves_of(np.uint16(0)))
+                nonzero = v.above_signed(result, v.halves_of(np.uint16(0)))
                 result = result + (_exponents_of_step(blocks, i) & nonzero)
-            result = result | ((halves_of_octets(codes) << sign_rise) & sign)
+            result = result | ((v.halves_of_octets(codes) << sign_rise) & sign)
             put_line(target.out, target.at + i, result, target.stream)
     return largest_lane(worst) <= np.uint8(element.max_code)
 

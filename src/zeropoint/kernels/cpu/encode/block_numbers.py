@@ -4,11 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.descriptor import (
-    FROM_SIGNED,
-    OFFSET_OF_ROUNDED,
-    OFFSET_TRUNCATED,
-)
+from ..machine.descriptor import FROM_SIGNED, OFFSET_OF_ROUNDED, OFFSET_TRUNCATED
 from ..machine.intrinsics import device, float32_of, inlined
 from ..machine.reductions import any_below
 from ..machine.tile import fetch_ahead, load, ordered

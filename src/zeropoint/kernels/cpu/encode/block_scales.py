@@ -4,20 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..machine.descriptor import (
-    AFFINE,
-    BAD_SCALE,
-    LINEAR,
-    MINIFLOAT,
-    NO_ROUNDING,
-    OFFSET_OF_ROUNDED,
-    OFFSET_REAL,
-    OFFSET_TRUNCATED,
-    OK,
-    POWER,
-    TO_BFLOAT16,
-    TO_FLOAT16,
-)
+from ..machine import descriptor as k
+from ..machine import vector as v
 from ..machine.intrinsics import (
     add32,
     bits32,
@@ -32,24 +20,6 @@ from ..machine.intrinsics import (
     widen_half,
 )
 from ..machine.reductions import any_lane
-from ..machine.vector import (
-    HALF,
-    above,
-    above_or_unordered,
-    bits_of,
-    first_float16,
-    float16_of_floats,
-    floats_of,
-    floats_of_integers,
-    larger,
-    larger_bits,
-    load_lanes,
-    smaller,
-    store_lanes,
-    store_low_octets,
-    values_of,
-    words_of,
-)
 from .elements import EXPONENT, INFINITE
 from .steps import nearest_bfloat16
 
@@ -62,9 +32,9 @@ LEAST_POWER = np.uint32(0x00400000)
 @device
 def rounded(x: Any, to: Any) -> Any:
     """Round a float32 to bfloat16 or float16 and widen it, if asked."""
-    if to == TO_BFLOAT16:
+    if to == k.TO_BFLOAT16:
         return to_bfloat16(x)
-    if to == TO_FLOAT16:
+    if to == k.TO_FLOAT16:
         return widen_half(narrow_half(x))
     return x
 
@@ -81,14 +51,14 @@ def linear_scale(ideal: Any, rule: Any) -> Any:
 @device
 def plain_linear(rule: Any) -> Any:
     """Whether linear scales are float32 throughout, and never above block magnitudes."""
-    narrow = rule.narrow != NO_ROUNDING or rule.stored != NO_ROUNDING
+    narrow = rule.narrow != k.NO_ROUNDING or rule.stored != k.NO_ROUNDING
     return not narrow and rule.divisor >= np.float32(1)
 
 
 @device
 def bfloat16_linear(rule: Any) -> Any:
     """Whether linear scales are bfloat16 throughout, as in some dialects."""
-    return rule.narrow == TO_BFLOAT16 and rule.stored == TO_BFLOAT16
+    return rule.narrow == k.TO_BFLOAT16 and rule.stored == k.TO_BFLOAT16
 
 
 @device
@@ -158,13 +128,13 @@ def affine(low: Any, high: Any, rule: Any) -> Any:
         ideal = high / steps - low / steps
     s, fits = linear_scale(ideal, rule)
     quotient = rounded(low / s, rule.narrow)
-    if rule.offset == OFFSET_OF_ROUNDED:
+    if rule.offset == k.OFFSET_OF_ROUNDED:
         quotient = np.rint(quotient)
     offset = rounded(rule.low - quotient, rule.narrow)
     if ideal == np.float32(0) and not rule.formula:
         offset = max(rule.low, np.float32(0))
-    if rule.offset != OFFSET_REAL:
-        offset = np.trunc(offset) if rule.offset == OFFSET_TRUNCATED else np.rint(offset)
+    if rule.offset != k.OFFSET_REAL:
+        offset = np.trunc(offset) if rule.offset == k.OFFSET_TRUNCATED else np.rint(offset)
         offset = min(max(offset, rule.low), rule.high)
     return s, offset, fits and abs(offset) < INFINITE
 
@@ -195,20 +165,20 @@ class BlockFactors(NamedTuple):
 @inlined
 def _codes(x: Any, rule: Any) -> Any:
     """Round 16 floats as :func:`minifloat_code` does."""
-    low, drop = words_of(shl32(rule.emin, np.uint32(23))), np.uint32(np.uint32(23) - rule.mantissa)
-    a = smaller(x, floats_of(rule.maximum))
-    e = larger_bits(bits_of(a) & words_of(EXPONENT), low)
-    c = e + words_of(shl32(drop, np.uint32(23)))
-    return bits_of(a + values_of(c)) - c + ((e - low) >> words_of(drop))
+    low, drop = v.words_of(shl32(rule.emin, np.uint32(23))), np.uint32(np.uint32(23) - rule.mantissa)
+    a = v.smaller(x, v.floats_of(rule.maximum))
+    e = v.larger_bits(v.bits_of(a) & v.words_of(EXPONENT), low)
+    c = e + v.words_of(shl32(drop, np.uint32(23)))
+    return v.bits_of(a + v.values_of(c)) - c + ((e - low) >> v.words_of(drop))
 
 
 @inlined
 def _values(codes: Any, rule: Any) -> Any:
     """Return the values of 16 codes of numbers; see :func:`minifloat_value`."""
-    one, mantissa = words_of(np.uint32(1)), words_of(rule.mantissa)
-    e = larger_bits(codes >> mantissa, one) - one
-    power = (e + words_of(np.uint32(rule.emin - rule.mantissa))) << words_of(np.uint32(23))
-    return floats_of_integers(codes - (e << mantissa)) * values_of(power)
+    one, mantissa = v.words_of(np.uint32(1)), v.words_of(rule.mantissa)
+    e = v.larger_bits(codes >> mantissa, one) - one
+    power = (e + v.words_of(np.uint32(rule.emin - rule.mantissa))) << v.words_of(np.uint32(23))
+    return v.floats_of_integers(codes - (e << mantissa)) * v.values_of(power)
 
 
 @inlined
@@ -220,14 +190,14 @@ def _chosen(mask: Any, a: Any, b: Any) -> Any:
 @inlined
 def _relative(amax: Any, rule: Any) -> Any:
     """Return ideal scales of 16 blocks, relative to the coarse one."""
-    divisor, coarse = floats_of(rule.divisor), floats_of(rule.coarse)
+    divisor, coarse = v.floats_of(rule.divisor), v.floats_of(rule.coarse)
     if rule.by_product:
-        return amax / floats_of(rule.divisor * rule.coarse)
+        return amax / v.floats_of(rule.divisor * rule.coarse)
     ideal = amax / divisor
-    if rule.narrow == TO_BFLOAT16:
+    if rule.narrow == k.TO_BFLOAT16:
         ideal = nearest_bfloat16(ideal)
-    elif rule.narrow == TO_FLOAT16:
-        ideal = first_float16(float16_of_floats(ideal, ideal))
+    elif rule.narrow == k.TO_FLOAT16:
+        ideal = v.first_float16(v.float16_of_floats(ideal, ideal))
     return ideal * coarse if rule.inverse else ideal / coarse
 
 
@@ -238,35 +208,37 @@ def _minifloat_scales(amax: Any, count: Any, rule: Any, at: Any, codes: Any, fac
     Gain that keeps the vectors: 1.7 times the speed of nvfp4 from float32.
     """
     room, octets, floats = scratch(16, np.uint32), scratch(16, np.uint8), scratch(16, np.float32)
-    zero, infinite, unfit = floats_of(np.float32(0)), floats_of(INFINITE), words_of(np.uint32(0))
+    zero, infinite, unfit = v.floats_of(np.float32(0)), v.floats_of(INFINITE), v.words_of(np.uint32(0))
     zero_code, empty_code = minifloat_code(rule.zero_scale, rule), minifloat_code(rule.empty_scale, rule)
-    for first in range(np.uint64(0), count, HALF):
-        blocks = min(HALF, count - first)
-        for b in range(HALF if blocks < HALF else np.uint64(0)):
+    for first in range(np.uint64(0), count, v.HALF):
+        blocks = min(v.HALF, count - first)
+        for b in range(v.HALF if blocks < v.HALF else np.uint64(0)):
             room[b] = amax[first + min(b, blocks - np.uint64(1))]
-        found = load_lanes(amax, first) if blocks == HALF else load_lanes(room, np.uint64(0))
-        relative = _relative(values_of(found), rule)
-        code = _codes(larger(relative, floats_of(rule.least)), rule)
-        value, some = _values(code, rule), above(relative, zero)
-        usable = some & above(value, zero)
-        code = _chosen(usable, code, _chosen(some, words_of(zero_code), words_of(empty_code)))
-        other = _chosen(some, bits_of(floats_of(rule.zero_scale)), bits_of(floats_of(rule.empty_scale)))
-        value = values_of(_chosen(usable, bits_of(value), other))
-        unfit = unfit | above_or_unordered(relative, floats_of(rule.ceiling))
+        found = v.load_lanes(amax, first) if blocks == v.HALF else v.load_lanes(room, np.uint64(0))
+        relative = _relative(v.values_of(found), rule)
+        code = _codes(v.larger(relative, v.floats_of(rule.least)), rule)
+        value, some = _values(code, rule), v.above(relative, zero)
+        usable = some & v.above(value, zero)
+        code = _chosen(usable, code, _chosen(some, v.words_of(zero_code), v.words_of(empty_code)))
+        other = _chosen(
+            some, v.bits_of(v.floats_of(rule.zero_scale)), v.bits_of(v.floats_of(rule.empty_scale))
+        )
+        value = v.values_of(_chosen(usable, v.bits_of(value), other))
+        unfit = unfit | v.above_or_unordered(relative, v.floats_of(rule.ceiling))
         if rule.ceiling != INFINITE:
-            unfit = unfit | (above(value, zero) ^ words_of(np.uint32(0xFFFFFFFF)))
-        coarse = floats_of(rule.coarse)
+            unfit = unfit | (v.above(value, zero) ^ v.words_of(np.uint32(0xFFFFFFFF)))
+        coarse = v.floats_of(rule.coarse)
         f = value / coarse if rule.inverse else value * coarse
-        factor = _chosen(above(f, zero), bits_of(f * floats_of(rule.unit)), bits_of(infinite))
-        store_low_octets(octets, np.uint64(0), code)
-        if blocks == HALF:
-            store_low_octets(codes, at + first, code)
-            store_lanes(factors, first, values_of(factor))
+        factor = _chosen(v.above(f, zero), v.bits_of(f * v.floats_of(rule.unit)), v.bits_of(infinite))
+        v.store_low_octets(octets, np.uint64(0), code)
+        if blocks == v.HALF:
+            v.store_low_octets(codes, at + first, code)
+            v.store_lanes(factors, first, v.values_of(factor))
             continue
-        store_lanes(floats, np.uint64(0), values_of(factor))
+        v.store_lanes(floats, np.uint64(0), v.values_of(factor))
         for b in range(blocks):
             codes[at + first + b], factors[first + b] = octets[b], floats[b]
-    return BAD_SCALE if any_lane(unfit) else OK
+    return k.BAD_SCALE if any_lane(unfit) else k.OK
 
 
 @device
@@ -277,17 +249,17 @@ def block_scales(found: Any, count: Any, rule: Any, multiply: Any, at: Any, stor
     where ``multiply``. Returns OK or BAD_SCALE.
     """
     (amax, lows, highs), (scales, codes, zeros), (factors, offsets) = found, stored, used
-    state = OK
+    state = k.OK
     if rule.unsigned:
         for b in range(count):
-            state = BAD_SCALE if lows[b] < np.float32(0) else state
-    if rule.how == LINEAR and plain_linear(rule):
+            state = k.BAD_SCALE if lows[b] < np.float32(0) else state
+    if rule.how == k.LINEAR and plain_linear(rule):
         for b in range(count):
             ideal = float32_of(amax[b]) / rule.divisor
             s = ideal if ideal > rule.least else rule.least
             scales[at + b] = s if ideal > np.float32(0) else rule.zero_scale
             factors[b] = (s if ideal > np.float32(0) else rule.zero_scale) * rule.unit
-    elif rule.how == LINEAR and bfloat16_linear(rule):
+    elif rule.how == k.LINEAR and bfloat16_linear(rule):
         empty, misfits = to_bfloat16(rule.zero_scale), np.uint32(0)
         for b in range(count):
             ideal = to_bfloat16(float32_of(amax[b]) / rule.divisor)
@@ -297,27 +269,27 @@ def block_scales(found: Any, count: Any, rule: Any, multiply: Any, at: Any, stor
             s = empty if ideal == np.float32(0) else s
             scales[at + b] = s
             factors[b] = s * rule.unit
-        state = BAD_SCALE if misfits > np.uint32(0) else state
-    elif rule.how == LINEAR:
+        state = k.BAD_SCALE if misfits > np.uint32(0) else state
+    elif rule.how == k.LINEAR:
         for b in range(count):
             a = float32_of(amax[b])
             s, fits = linear_scale(rounded(a / rule.divisor, rule.narrow), rule)
-            state = state if fits else BAD_SCALE
+            state = state if fits else k.BAD_SCALE
             scales[at + b] = s
             factors[b] = s * rule.unit
-    elif rule.how == POWER:
+    elif rule.how == k.POWER:
         for b in range(count):
             byte = power_code(float32_of(amax[b]), rule)
-            state = state if byte < np.uint32(255) else BAD_SCALE
+            state = state if byte < np.uint32(255) else k.BAD_SCALE
             byte = min(byte, np.uint32(254))
             codes[at + b] = np.uint8(byte)
             factors[b] = inverse_power_of(byte) if multiply else power_of(byte) * rule.unit
-    elif rule.how == MINIFLOAT:
+    elif rule.how == k.MINIFLOAT:
         state = max(state, _minifloat_scales(amax, count, rule, at, codes, factors))
-    elif rule.how == AFFINE:
+    elif rule.how == k.AFFINE:
         for b in range(count):
             s, offset, fits = affine(lows[b], highs[b], rule)
-            state = state if fits else BAD_SCALE
+            state = state if fits else k.BAD_SCALE
             scales[at + b] = s
             zeros[at + b] = offset
             factors[b] = s

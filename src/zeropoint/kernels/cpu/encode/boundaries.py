@@ -13,29 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.descriptor import (
-    BAD_VALUE,
-    FLOAT,
-    HALF_AWAY,
-    HALF_EVEN,
-    INTEGER,
-    MINIFLOAT,
-    MULTIPLY,
-    OK,
-    POWER,
-    TOWARD_ZERO,
-    ZERO_NONE,
-)
+from ..machine import descriptor as k
 from ..machine.intrinsics import amax16, by_dtype, device, inlined, scratch
 from ..machine.lookup import REPEATED, ROW, above_last_of_rows, count_rows
 from ..machine.tile import FLOAT16, NOT_FINITE, TILE, factor_shift, halves_at, load, run_amax, widen_magnitude
-from ..machine.vector import (
-    STEP,
-    WHOLE,
-    halves_of,
-    shift_signed,
-    store_low_nibbles,
-)
+from ..machine.vector import STEP, WHOLE, halves_of, shift_signed, store_low_nibbles
 from .block_scales import BlockFactors, BlockStatistics, ScaleArrays, block_scales
 from .elements import encode
 from .step_access import fetch_step, is_short
@@ -62,7 +44,7 @@ SHORT = np.uint64(STEP // 2)
 @inlined
 def has_seven_each_way(element: Any) -> Any:
     """Whether codes are integers from -7 to 7."""
-    whole = element.kind == INTEGER and element.zero_place == ZERO_NONE
+    whole = element.kind == k.INTEGER and element.zero_place == k.ZERO_NONE
     return whole and element.low == np.float32(-7) and element.high == np.float32(7)
 
 
@@ -70,13 +52,13 @@ def has_seven_each_way(element: Any) -> Any:
 def can_encode_boundaries(x: Any, desc: Any, worth: Any) -> Any:
     """Return whether :func:`encode_boundaries` knows element and layout, where tables are ``worth`` it."""
     layout, element, rule = desc
-    floats = element.kind == FLOAT and element.magnitude == np.uint32(7)
+    floats = element.kind == k.FLOAT and element.magnitude == np.uint32(7)
     few = layout.bits == np.uint64(4) and (floats or has_seven_each_way(element))
-    stored = (rule.how == POWER or rule.how == MINIFLOAT) and not rule.unsigned
+    stored = (rule.how == k.POWER or rule.how == k.MINIFLOAT) and not rule.unsigned
     block = layout.block
     fits = block >= SHORT and block <= np.uint64(TILE) and block & (block - np.uint64(1)) == np.uint64(0)
     whole = layout.cols % max(block, WHOLE) == np.uint64(0)
-    few = few and element.rounding in (HALF_EVEN, HALF_AWAY, TOWARD_ZERO)  # alike for both signs
+    few = few and element.rounding in (k.HALF_EVEN, k.HALF_AWAY, k.TOWARD_ZERO)  # alike for both signs
     return is_short(x) and few and stored and fits and whole and worth
 
 
@@ -95,8 +77,8 @@ def _finder(lane: Any) -> Any:
         low, high = scratch(8, np.int64), scratch(8, np.int64)
         for i in range(WHOLE):
             factors[i], zeros[i] = factor, np.float32(0)
-        for k in range(BOUNDARIES):
-            low[k], high[k] = np.int64(-1), MOST_FLOAT16 if kind == FLOAT16 else MOST_BFLOAT16
+        for j in range(BOUNDARIES):
+            low[j], high[j] = np.int64(-1), MOST_FLOAT16 if kind == FLOAT16 else MOST_BFLOAT16
         searching = True
         while searching:
             for i in range(WHOLE):
@@ -114,12 +96,12 @@ def _finder(lane: Any) -> Any:
                 else:
                     high[n] = min(high[n], probe - np.int64(1))
             searching = False
-            for k in range(BOUNDARIES):
-                searching |= low[k] < high[k]
-        for k in range(BOUNDARIES):
-            row[k] = np.int16(low[k])
+            for j in range(BOUNDARIES):
+                searching |= low[j] < high[j]
+        for j in range(BOUNDARIES):
+            row[j] = np.int16(low[j])
             for i in range(SHORT):
-                row[np.uint64(REPEATED) + k * SHORT + i] = np.int16(low[k])
+                row[np.uint64(REPEATED) + j * SHORT + i] = np.int16(low[j])
 
     return find
 
@@ -162,10 +144,10 @@ def find_scale(x: Any, magnitude: Any, desc: Any, order: Any, tables: Any) -> An
     factors, none = scratch(1, np.float32), scratch(1, np.float32)
     amax[0] = widen_magnitude(magnitude, kind)
     statistics, stored = BlockStatistics(amax, none, none), ScaleArrays(none, codes, none)
-    used, multiply = BlockFactors(factors, none), element.scaling == MULTIPLY
+    used, multiply = BlockFactors(factors, none), element.scaling == k.MULTIPLY
     fits = block_scales(statistics, np.uint64(1), desc.rule, multiply, np.uint64(0), stored, used)
-    bad = BAD_VALUE if amax[0] >= NOT_FINITE else fits
-    if bad != OK:
+    bad = k.BAD_VALUE if amax[0] >= NOT_FINITE else fits
+    if bad != k.OK:
         state[0] = max(state[0], np.uint32(bad))
         return codes[0]
     if found[codes[0]] == np.uint8(0):
@@ -184,7 +166,7 @@ def put_codes(
     u = halves_at(x, at)
     magnitude = u & halves_of(np.uint16(0x7FFF))
     codes = count_rows(magnitude, table, first, second)
-    if element.kind == INTEGER:
+    if element.kind == k.INTEGER:
         negative = shift_signed(u, halves_of(np.uint16(15)))
         store_low_nibbles(out, byte_at, (codes ^ negative) - negative)
         return

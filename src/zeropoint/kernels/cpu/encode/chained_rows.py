@@ -10,28 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import Chain
-from ..machine.descriptor import (
-    BAD_SCALE,
-    BAD_VALUE,
-    CODEBOOK,
-    FROM_EDGE,
-    FROM_RANGE,
-    FROM_SIGNED,
-    OK,
-)
+from ..machine import descriptor as k
+from ..machine import vector as v
 from ..machine.intrinsics import bits32, device, float32_of, scratch
 from ..machine.named_records import unpacker
 from ..machine.reductions import largest_lane, largest_signed_lane, smallest_signed_lane
 from ..machine.tile import NOT_FINITE, TILE, load
-from ..machine.vector import (
-    WHOLE,
-    bits_of,
-    floats_of,
-    larger_bits,
-    load_lanes,
-    store_lanes,
-    words_of,
-)
 from .block_numbers import (
     LANES,
     ONE,
@@ -84,8 +68,10 @@ class LevelArrays(NamedTuple):
 def _largest_lane_of(numbers: Any, at: Any, signed: Any) -> Any:
     """Find the largest of 16 by magnitude, first of ties; unsigned: magnitude."""
     if not signed:
-        return float32_of(largest_lane(bits_of(load_lanes(numbers, at)) & words_of(np.uint32(0x7FFFFFFF))))
-    keys = keys_of(load_lanes(numbers, at))
+        return float32_of(
+            largest_lane(v.bits_of(v.load_lanes(numbers, at)) & v.words_of(np.uint32(0x7FFFFFFF)))
+        )
+    keys = keys_of(v.load_lanes(numbers, at))
     low, high = float_of_key(smallest_signed_lane(keys)), float_of_key(largest_signed_lane(keys))
     if abs(low) == abs(high):
         return first_of(numbers[at:], abs(high))
@@ -139,7 +125,7 @@ def _single(numbers: Any, blocks: Any, level: Any, chain: Any, minimum: Any, lad
             values[b] = chain.blank if numbers[b] == np.float32(0) else values[b]
     for b in range(blocks):
         numbers[b] = values[b] if not level.late or numbers[b] == np.float32(0) else numbers[b]
-    return BAD_SCALE if bad else OK
+    return k.BAD_SCALE if bad else k.OK
 
 
 @device
@@ -152,7 +138,7 @@ def _spread(factors: Any, count: Any, blocks: Any, level: Any, above: Any, outer
                 outer[b] *= factors[c]
         else:
             for b in range(begin, end, LANES):  # what is written past the end is written again
-                store_lanes(outer, b, floats_of(factors[c]))
+                v.store_lanes(outer, b, v.floats_of(factors[c]))
 
 
 @device
@@ -176,7 +162,7 @@ def _store_levels(
         store_numbers(values, blocks, fine, ladder, outs[own], row * width + before)
         return state
     filler = np.float32(1) if chain.quiet != np.float32(0) and not offsets else np.float32(0)
-    state, above = OK, False
+    state, above = k.OK, False
     for down in range(ONE, count):
         index = begin + count - down
         level = unpack_level(levels, np.int64(index))
@@ -187,7 +173,7 @@ def _store_levels(
             values[c] = ideal[c] = blank if largest[c] == np.float32(0) else quotient
         round_numbers(values, coarse, level, ladder, above)
         if not above and misfits(ideal, values, coarse, level):
-            state = BAD_SCALE
+            state = k.BAD_SCALE
         for c in range(coarse):
             tiny = -level.tiny if largest[c] < np.float32(0) else level.tiny
             lost = values[c] == np.float32(0) and max(abs(largest[c]), filler) > np.float32(0)
@@ -195,7 +181,7 @@ def _store_levels(
         at = row * ((width + level.blocks - ONE) // level.blocks) + before // level.blocks
         store_numbers(values, coarse, level, ladder, outs[np.int64(index)], at)
         _spread(values, coarse, blocks, level, above, outer)
-        state = state if largest_bits(outer, blocks) < NOT_FINITE else BAD_SCALE
+        state = state if largest_bits(outer, blocks) < NOT_FINITE else k.BAD_SCALE
         above = True
     for b in range(blocks):
         quotient = numbers[b] / outer[b]
@@ -214,11 +200,11 @@ def _choose(
     """Choose and store block levels; found: takes scales, zero points or offsets."""
     (numbers, more), element, rule = found, desc.element, desc.rule
     lows, highs = ends
-    if chain.scale_from == FROM_RANGE:
+    if chain.scale_from == k.FROM_RANGE:
         range_numbers(lows, highs, blocks, chain, numbers)
-    elif chain.scale_from == FROM_EDGE:
+    elif chain.scale_from == k.FROM_EDGE:
         edge_numbers(lows, highs, blocks, chain, numbers)
-    elif chain.scale_from == FROM_SIGNED:
+    elif chain.scale_from == k.FROM_SIGNED:
         for b in range(blocks):
             numbers[b] /= chain.divisor
     else:
@@ -242,13 +228,13 @@ def _move_tile(tile: Any, blocks: Any, block: Any, offsets: Any) -> Any:
     """Subtract block offsets from numbers; return the largest magnitude's bits."""
     worst = np.uint32(0)
     if block % LANES == ZERO:
-        most = words_of(np.uint32(0))
+        most = v.words_of(np.uint32(0))
         for b in range(blocks):
-            offset = floats_of(offsets[b])
+            offset = v.floats_of(offsets[b])
             for i in range(b * block, (b + ONE) * block, LANES):
-                x = load_lanes(tile, i) - offset
-                most = larger_bits(most, bits_of(x) & words_of(np.uint32(0x7FFFFFFF)))
-                store_lanes(tile, i, x)
+                x = v.load_lanes(tile, i) - offset
+                most = v.larger_bits(most, v.bits_of(x) & v.words_of(np.uint32(0x7FFFFFFF)))
+                v.store_lanes(tile, i, x)
         return np.uint32(largest_lane(most))
     for b in range(blocks):
         for i in range(b * block, (b + ONE) * block):
@@ -297,8 +283,8 @@ def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
     known = can_encode_steps(element)
     block, width = layout.block, layout.row_blocks
     run = max(chain.run, min(np.uint64(RUN), np.uint64(BLOCKS) * block) // chain.run * chain.run)
-    stepwise = known and (element.kind != CODEBOOK or is_identity(order))
-    state, moves, shift = OK, chain.offsets > ZERO, block_shift(block, element) if stepwise else ZERO
+    stepwise = known and (element.kind != k.CODEBOOK or is_identity(order))
+    state, moves, shift = k.OK, chain.offsets > ZERO, block_shift(block, element) if stepwise else ZERO
     if not moves:
         for b in range(np.uint64(BLOCKS)):
             more[b] = np.float32(0)
@@ -312,7 +298,7 @@ def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
             read_blocks(x, at, span, layout, chain, tile, ends, numbers)
             most = max(largest_bits(ends[0], blocks), largest_bits(ends[1], blocks))
             if most >= NOT_FINITE:
-                return BAD_VALUE
+                return k.BAD_VALUE
             found = _choose(blocks, chain, levels, desc, place, ends, (numbers, more), work)
             state = max(state, found)
             for b in range(blocks):
@@ -322,7 +308,7 @@ def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
                     zeros[r * width + done // block + b] = more[b]
             byte_at, left, own = r * layout.row_bytes + done * layout.bits // np.uint64(8), span, ZERO
             done += span
-            if shift > ZERO and span % WHOLE == ZERO and max(most, largest_bits(more, blocks)) < MODERATE:
+            if shift > ZERO and span % v.WHOLE == ZERO and max(most, largest_bits(more, blocks)) < MODERATE:
                 source, target = Elements(x, at, span), (layout.bits, out, byte_at)
                 encode_blocks(source, numbers, more, (shift, moves), element, integers, target)
                 continue
@@ -330,7 +316,7 @@ def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
                 part = tile_span(block, left)
                 load(x, at + span - left, part, layout.kind, tile)
                 if moves and _move_tile(tile, part // block, block, more[own:]) >= NOT_FINITE:
-                    state = max(state, BAD_VALUE)
+                    state = max(state, k.BAD_VALUE)
                 used = BlockFactors(numbers[own:], more[own:])
                 byte_at = _encode_tile(Elements(tile, ZERO, part), desc, order, used, room, out, byte_at)
                 left -= part
@@ -345,7 +331,7 @@ def stored_rows(numbers: Any, of_levels: Any, center: Any, width: Any, first: An
     Elements use the scales as they are. of_levels: fields of :class:`LevelArrays`; runs ``first`` to ``last``
     are ``width`` numbers each, up to BLOCKS. Returns OK or BAD_SCALE.
     """
-    own, work, state = scratch(2048, np.float32), scratch(8208, np.float32), OK
+    own, work, state = scratch(2048, np.float32), scratch(8208, np.float32), k.OK
     levels = LevelArrays(*of_levels)
     chain = unpack_chain(levels.chain)
     for r in range(np.uint64(first), np.uint64(last)):

@@ -12,24 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ..machine import vector as v
 from ..machine.descriptor import CODEBOOK, DIVIDE, INTEGER, MULTIPLY, NO_ROUNDING, RECIPROCAL, ZERO_NONE
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, shr32
 from ..machine.reductions import any_below, multiply_add
 from ..machine.tile import TILE
-from ..machine.vector import (
-    WHOLE,
-    above,
-    bits_of,
-    floats_of,
-    larger,
-    larger_bits,
-    larger_signed,
-    smaller,
-    smaller_signed,
-    store_lanes,
-    words_of,
-)
 from .elements import INFINITE, MAGIC
 from .step_access import Elements, StepTarget, factors_at, is_stored, octets_in_order, put_words, values_at
 from .steps import LEAST_FIELD, MOST_FIELD, STRIP, StepFactors
@@ -79,7 +67,7 @@ def _reciprocals(scales: Any, count: Any, out: Any) -> Any:
 def _of_blocks(x: Any, numbers: Any, shift: Any, i: Any) -> Any:
     """Numbers of a step's blocks, in the order of ``x``."""
     if shift > np.uint64(4):
-        one = floats_of(numbers[i >> shift])
+        one = v.floats_of(numbers[i >> shift])
         return one, one
     return factors_at(x, numbers, shift, i)
 
@@ -89,15 +77,15 @@ def _strip(source: Any, strip: Any, blocks: Any, element: Any, moves: Any, targe
     """Write codes of ``strip``, of quotients; moves: whether there are offsets."""
     x, at = source.x, source.at
     factors, offsets, shift, _inverted = blocks
-    low, high, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
-    for i in range(strip[0], strip[1], WHOLE):
+    low, high, magic = v.floats_of(element.low), v.floats_of(element.high), v.floats_of(MAGIC)
+    for i in range(strip[0], strip[1], v.WHOLE):
         a, b = values_at(x, at + i)
         f, g = _of_blocks(x, factors, shift, i)
         if moves:
             y, z = _of_blocks(x, offsets, shift, i)
             a, b = a - y, b - z
-        a, b = smaller(larger(a / f, low), high), smaller(larger(b / g, low), high)
-        put_words(x, bits_of(a + magic), bits_of(b + magic), i, target)
+        a, b = v.smaller(v.larger(a / f, low), high), v.smaller(v.larger(b / g, low), high)
+        put_words(x, v.bits_of(a + magic), v.bits_of(b + magic), i, target)
 
 
 @inlined
@@ -109,22 +97,22 @@ def _near_strip(source: Any, strip: Any, blocks: Any, element: Any, moves: Any, 
     """
     x, at = source.x, source.at
     factors, offsets, shift, _inverted = blocks
-    magic, magnitude, worst = floats_of(MAGIC), words_of(_MAGNITUDE), words_of(np.uint32(0))
-    low, high = bits_of(magic + floats_of(element.low)), bits_of(magic + floats_of(element.high))
-    for i in range(strip[0], strip[1], WHOLE):
+    magic, magnitude, worst = v.floats_of(MAGIC), v.words_of(_MAGNITUDE), v.words_of(np.uint32(0))
+    low, high = v.bits_of(magic + v.floats_of(element.low)), v.bits_of(magic + v.floats_of(element.high))
+    for i in range(strip[0], strip[1], v.WHOLE):
         a, b = values_at(x, at + i)
         f, g = _of_blocks(x, factors, shift, i)
         if moves:
             y, z = _of_blocks(x, offsets, shift, i)
             a, b = a - y, b - z
         p, q = multiply_add(a, f, magic), multiply_add(b, g, magic)
-        off = larger_bits(
-            bits_of(multiply_add(a, f, magic - p)) & magnitude,
-            bits_of(multiply_add(b, g, magic - q)) & magnitude,
+        off = v.larger_bits(
+            v.bits_of(multiply_add(a, f, magic - p)) & magnitude,
+            v.bits_of(multiply_add(b, g, magic - q)) & magnitude,
         )
-        worst = larger_bits(worst, off)
-        p, q = larger_signed(bits_of(p), low), larger_signed(bits_of(q), low)
-        put_words(x, smaller_signed(p, high), smaller_signed(q, high), i, target)
+        worst = v.larger_bits(worst, off)
+        p, q = v.larger_signed(v.bits_of(p), low), v.larger_signed(v.bits_of(q), low)
+        put_words(x, v.smaller_signed(p, high), v.smaller_signed(q, high), i, target)
     return worst
 
 
@@ -132,7 +120,7 @@ def _near_strip(source: Any, strip: Any, blocks: Any, element: Any, moves: Any, 
 def _counted(x: Any, thresholds: Any) -> Any:
     """Minus the count of three thresholds below each lane, as words."""
     a, b, c = thresholds
-    return above(x, a) + above(x, b) + above(x, c)
+    return v.above(x, a) + v.above(x, b) + v.above(x, c)
 
 
 @device
@@ -140,9 +128,9 @@ def _few_values(source: Any, blocks: Any, element: Any, codes: Any) -> None:
     """Write codes of up to four values as bytes, dividing or multiplying."""
     x, at = source.x, source.at
     factors, offsets, shift, _inverted = blocks
-    t, none = element.thresholds, words_of(np.uint32(0))
-    thresholds = floats_of(t[0]), floats_of(t[1]), floats_of(t[2])
-    for i in range(np.uint64(0), source.count, WHOLE):
+    t, none = element.thresholds, v.words_of(np.uint32(0))
+    thresholds = v.floats_of(t[0]), v.floats_of(t[1]), v.floats_of(t[2])
+    for i in range(np.uint64(0), source.count, v.WHOLE):
         a, b = values_at(x, at + i)
         f, g = _of_blocks(x, factors, shift, i)
         y, z = _of_blocks(x, offsets, shift, i)
@@ -152,7 +140,7 @@ def _few_values(source: Any, blocks: Any, element: Any, codes: Any) -> None:
         else:
             a, b = a / f, b / g
         a, b = none - _counted(a, thresholds), none - _counted(b, thresholds)
-        store_lanes(codes, i, octets_in_order(x, a, b))
+        v.store_lanes(codes, i, octets_in_order(x, a, b))
 
 
 @device
@@ -169,7 +157,7 @@ def encode_blocks(
     reciprocals, codes, packed = room
     inverted = _reciprocals(scales, (span + (np.uint64(1) << shift) - np.uint64(1)) >> shift, reciprocals)
     most = max(abs(element.low), abs(element.high)) + np.float32(1)
-    middle = bits_of(floats_of(np.float32(0.5) - most * _OFF))
+    middle = v.bits_of(v.floats_of(np.float32(0.5) - most * _OFF))
     for begin in range(np.uint64(0), span, np.uint64(TILE)):
         n, first = min(np.uint64(TILE), span - begin), begin >> shift
         tile, moved = Elements(x, at + begin, n), offsets[first:]

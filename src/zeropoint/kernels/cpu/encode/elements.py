@@ -12,26 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.descriptor import (
-    CEIL,
-    DIVIDE,
-    FLOAT,
-    FLOOR,
-    HALF_AWAY,
-    HALF_DOWN,
-    HALF_EVEN,
-    HALF_UP,
-    INTEGER,
-    MULTIPLY,
-    NO_ROUNDING,
-    RECIPROCAL,
-    SUMS,
-    TO_BFLOAT16,
-    TOWARD_ZERO,
-    ZERO_AFTER,
-    ZERO_INSIDE,
-    ZERO_NONE,
-)
+from ..machine import descriptor as k
 from ..machine.intrinsics import bits32, count_above, device, float32_of, shl32, shr32, to_bfloat16
 
 MAGIC = np.float32(12582912.0)
@@ -50,10 +31,10 @@ def scale_tile(tile: Any, factors: Any, count: Any, scaling: Any) -> None:
 
     By IEEE division, an exact multiplication, or one by a rounded reciprocal.
     """
-    if scaling == MULTIPLY:
+    if scaling == k.MULTIPLY:
         for i in range(count):
             tile[i] = tile[i] * factors[i]
-    elif scaling == RECIPROCAL:
+    elif scaling == k.RECIPROCAL:
         for i in range(count):
             tile[i] = tile[i] * (np.float32(1) / factors[i])
     else:
@@ -64,9 +45,9 @@ def scale_tile(tile: Any, factors: Any, count: Any, scaling: Any) -> None:
 @device
 def round_tile(tile: Any, count: Any, to: Any) -> None:
     """Round a tile to a dialect's quotient dtype, bfloat16 or float16."""
-    if to == NO_ROUNDING:
+    if to == k.NO_ROUNDING:
         return
-    if to == TO_BFLOAT16:
+    if to == k.TO_BFLOAT16:
         for i in range(count):
             tile[i] = to_bfloat16(tile[i])
     else:
@@ -91,13 +72,13 @@ _TINY = np.float32(2.0**-140)
 @device
 def moves(mode: Any, negative: Any) -> Any:
     """Distances from the nearest step past which magnitudes go up, and down."""
-    up, down = (CEIL, FLOOR) if not negative else (FLOOR, CEIL)
-    tie_up, tie_down = (HALF_UP, HALF_DOWN) if not negative else (HALF_DOWN, HALF_UP)
+    up, down = (k.CEIL, k.FLOOR) if not negative else (k.FLOOR, k.CEIL)
+    tie_up, tie_down = (k.HALF_UP, k.HALF_DOWN) if not negative else (k.HALF_DOWN, k.HALF_UP)
     if mode == up:
         return _GROW, _KEEP
-    if mode in (down, TOWARD_ZERO):
+    if mode in (down, k.TOWARD_ZERO):
         return _KEEP, _GROW
-    if mode in (tie_up, HALF_AWAY):
+    if mode in (tie_up, k.HALF_AWAY):
         return _TIE, _KEEP
     return _KEEP, _TIE if mode == tie_down else _KEEP
 
@@ -109,8 +90,8 @@ def round_by_mode(tile: Any, count: Any, element: Any) -> None:
     Half to even leaves the results, which have codes, as they are. Numbers past the largest code stay past
     it, and those that round to zero keep a sign.
     """
-    mode, whole = element.rounding, element.kind == INTEGER
-    if mode == SUMS:
+    mode, whole = element.rounding, element.kind == k.INTEGER
+    if mode == k.SUMS:
         lift = np.float32(0.5) - element.low
         for i in range(count):
             tile[i] = np.floor(tile[i] + lift) + element.low
@@ -144,13 +125,13 @@ def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> N
     MAGIC in range.
     """
     low, high = element.low, element.high
-    if element.zero_place == ZERO_NONE:
+    if element.zero_place == k.ZERO_NONE:
         for i in range(count):
             t = tile[i]
             t = t if t > low else low
             t = t if t < high else high
             codes[i] = np.uint8(bits32(t + MAGIC))
-    elif element.zero_place == ZERO_AFTER:
+    elif element.zero_place == k.ZERO_AFTER:
         for i in range(count):
             z = zeros[i]
             a = low - z
@@ -163,7 +144,7 @@ def encode_int(tile: Any, zeros: Any, count: Any, element: Any, codes: Any) -> N
         for i in range(count):
             tile[i] = tile[i] + zeros[i]
         round_tile(tile, count, element.quotient)
-        if element.rounding != HALF_EVEN:
+        if element.rounding != k.HALF_EVEN:
             round_by_mode(tile, count, element)
         for i in range(count):
             t = tile[i]
@@ -239,18 +220,22 @@ def encode(tile: Any, factors: Any, zeros: Any, count: Any, element: Any, order:
 
     order: (16,) uint8, the code of each rank of a codebook.
     """
-    simple = element.scaling == DIVIDE and element.quotient == NO_ROUNDING and element.zero_place == ZERO_NONE
-    even = element.rounding == HALF_EVEN
-    if element.kind == INTEGER and simple and even:
+    simple = (
+        element.scaling == k.DIVIDE
+        and element.quotient == k.NO_ROUNDING
+        and element.zero_place == k.ZERO_NONE
+    )
+    even = element.rounding == k.HALF_EVEN
+    if element.kind == k.INTEGER and simple and even:
         divide_encode_int(tile, factors, count, element.low, element.high, codes)
         return
     scale_tile(tile, factors, count, element.scaling)
     round_tile(tile, count, element.quotient)
-    if not even and element.zero_place != ZERO_INSIDE:
+    if not even and element.zero_place != k.ZERO_INSIDE:
         round_by_mode(tile, count, element)
-    if element.kind == INTEGER:
+    if element.kind == k.INTEGER:
         encode_int(tile, zeros, count, element, codes)
-    elif element.kind == FLOAT:
+    elif element.kind == k.FLOAT:
         encode_float(tile, count, element, codes)
     else:
         encode_codebook(tile, count, element.thresholds, codes)

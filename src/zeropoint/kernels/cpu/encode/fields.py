@@ -13,22 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from ..machine import vector as v
 from ..machine.descriptor import DIVIDE, FLOAT
 from ..machine.intrinsics import bits32, device, inlined, load64, scratch, shl32, shr32
 from ..machine.lookup import pick_octets
 from ..machine.reductions import any_lane
 from ..machine.tile import halves_at
-from ..machine.vector import (
-    WHOLE,
-    above_octets,
-    halves_of,
-    larger_bits,
-    load_lanes,
-    octets_of,
-    octets_of_halves,
-    smaller_bits,
-    unequal,
-)
 from .step_access import StepSource, StepTarget, fetch_step, is_bfloat16, put
 from .steps import STRIP, StepFactors, encode_steps, finished, is_wide
 
@@ -103,29 +93,29 @@ def build_pairs(element: Any, factors: Any, pairs: Any) -> Any:
 def fields_strip(source: Any, start: Any, stop: Any, table: Any, element: Any, target: Any) -> Any:
     """Write codes and return whether all of them are normal or zero."""
     firsts, lasts, origin = table
-    drop = octets_of(np.uint8(element.mantissa))
-    cap = octets_of(np.uint8(shr32(np.uint32(128), element.mantissa)))
-    most = octets_of(np.uint8(element.max_code))
-    sign_bit = octets_of(np.uint8(element.magnitude + np.uint32(1)))
-    zero, one, low = octets_of(np.uint8(0)), octets_of(np.uint8(1)), octets_of(np.uint8(127))
+    drop = v.octets_of(np.uint8(element.mantissa))
+    cap = v.octets_of(np.uint8(shr32(np.uint32(128), element.mantissa)))
+    most = v.octets_of(np.uint8(element.max_code))
+    sign_bit = v.octets_of(np.uint8(element.magnitude + np.uint32(1)))
+    zero, one, low = v.octets_of(np.uint8(0)), v.octets_of(np.uint8(1)), v.octets_of(np.uint8(127))
     subnormal = zero
     unsigned = element.unsigned_below >= np.float32(0)
-    for i in range(start, stop, WHOLE):
+    for i in range(start, stop, v.WHOLE):
         fetch_step(source.x, source.at + i + source.ahead)
         u = halves_at(source.x, source.at + i)
-        upper, lower = octets_of_halves(u >> halves_of(np.uint16(8))), octets_of_halves(u)
-        field = (upper + upper) | (lower >> octets_of(np.uint8(7)))
-        bucket = (lower >> octets_of(np.uint8(3))) & octets_of(np.uint8(15))
-        code = pick_octets(firsts, bucket) - above_octets(lower & low, pick_octets(lasts, bucket))
-        power = smaller_bits(larger_bits(field, origin) - origin, cap)
-        code = smaller_bits(code + (power << drop), most) & unequal(field, zero)
-        subnormal = subnormal | above_octets(origin, field - one)
-        sign = unequal(upper & octets_of(np.uint8(128)), zero) & sign_bit
+        upper, lower = v.octets_of_halves(u >> v.halves_of(np.uint16(8))), v.octets_of_halves(u)
+        field = (upper + upper) | (lower >> v.octets_of(np.uint8(7)))
+        bucket = (lower >> v.octets_of(np.uint8(3))) & v.octets_of(np.uint8(15))
+        code = pick_octets(firsts, bucket) - v.above_octets(lower & low, pick_octets(lasts, bucket))
+        power = v.smaller_bits(v.larger_bits(field, origin) - origin, cap)
+        code = v.smaller_bits(code + (power << drop), most) & v.unequal(field, zero)
+        subnormal = subnormal | v.above_octets(origin, field - one)
+        sign = v.unequal(upper & v.octets_of(np.uint8(128)), zero) & sign_bit
         if unsigned:
             # Of numbers with field 0 only zeros lose their sign; the others go the general way.
-            normal = unequal(field, zero)
+            normal = v.unequal(field, zero)
             sign = sign & normal
-            subnormal = subnormal | (unequal(lower & low, zero) & (normal ^ octets_of(np.uint8(255))))
+            subnormal = subnormal | (v.unequal(lower & low, zero) & (normal ^ v.octets_of(np.uint8(255))))
         put(finished(code | sign, element), i, target)
     return not any_lane(subnormal)
 
@@ -136,8 +126,8 @@ def encode_fields(source: Any, factors: Any, element: Any, pairs: Any, target: A
 
     Strips with subnormal codes go the general way.
     """
-    firsts, lasts = load_lanes(pairs[0], np.uint64(0)), load_lanes(pairs[1], np.uint64(0))
-    table = firsts, lasts, octets_of(origin_of(factors[0], element))
+    firsts, lasts = v.load_lanes(pairs[0], np.uint64(0)), v.load_lanes(pairs[1], np.uint64(0))
+    table = firsts, lasts, v.octets_of(origin_of(factors[0], element))
     x, at, count, ahead = source
     bits, scratch, out, byte_at = target
     blocks = StepFactors(factors, factors, ONE_BLOCK, False)

@@ -5,31 +5,11 @@ from typing import Any
 import numpy as np
 
 from ....ops.lowering import Level
+from ..machine import vector as v
 from ..machine.descriptor import AS_BFLOAT16, AS_FLOAT16, AS_INTEGER, AS_LADDER
-from ..machine.intrinsics import (
-    and32,
-    bits32,
-    device,
-    narrow_half,
-    scratch,
-    shr32,
-    to_bfloat16,
-    widen_half,
-)
+from ..machine.intrinsics import and32, bits32, device, narrow_half, scratch, shr32, to_bfloat16, widen_half
 from ..machine.named_records import unpacker
 from ..machine.tile import ordered
-from ..machine.vector import (
-    HALF,
-    WHOLE,
-    bits_of,
-    floats_of,
-    larger,
-    load_lanes,
-    low_octets,
-    octets_of,
-    smaller,
-    store_lanes,
-)
 from .elements import INFINITE, MAGIC
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
@@ -81,10 +61,10 @@ def round_numbers(numbers: Any, count: Any, level: Any, ladder: Any, clips: Any)
     ``numbers`` has room for whole vectors, whose last lanes are lost.
     """
     if level.held == AS_INTEGER:
-        low, high, magic = floats_of(level.low), floats_of(level.high), floats_of(MAGIC)
-        for b in range(_ZERO, count, HALF):
-            x = smaller(larger(load_lanes(numbers, b), low), high)
-            store_lanes(numbers, b, (x + magic) - magic)
+        low, high, magic = v.floats_of(level.low), v.floats_of(level.high), v.floats_of(MAGIC)
+        for b in range(_ZERO, count, v.HALF):
+            x = v.smaller(v.larger(v.load_lanes(numbers, b), low), high)
+            v.store_lanes(numbers, b, (x + magic) - magic)
         return
     if level.held == AS_LADDER:
         _on_ladder(numbers, count, level, ladder, True, False, scratch(1, np.uint8), _ZERO)
@@ -114,11 +94,11 @@ def misfits(ideal: Any, numbers: Any, count: Any, level: Any) -> Any:
 def store_numbers(numbers: Any, count: Any, level: Any, ladder: Any, out: Any, at: Any) -> None:
     """Store numbers that the format of a level holds."""
     if level.held == AS_INTEGER:
-        whole = count // WHOLE * WHOLE
-        magic, mask = floats_of(MAGIC), octets_of(np.uint8(level.mask))
-        for b in range(_ZERO, whole, WHOLE):
-            first, second = load_lanes(numbers, b) + magic, load_lanes(numbers, b + HALF) + magic
-            store_lanes(out, at + b, low_octets(bits_of(first), bits_of(second)) & mask)
+        whole = count // v.WHOLE * v.WHOLE
+        magic, mask = v.floats_of(MAGIC), v.octets_of(np.uint8(level.mask))
+        for b in range(_ZERO, whole, v.WHOLE):
+            first, second = v.load_lanes(numbers, b) + magic, v.load_lanes(numbers, b + v.HALF) + magic
+            v.store_lanes(out, at + b, v.low_octets(v.bits_of(first), v.bits_of(second)) & mask)
         for b in range(whole, count):
             out[at + b] = np.uint8(and32(bits32(np.float32(numbers[b] + MAGIC)), level.mask))
     elif level.held == AS_LADDER:

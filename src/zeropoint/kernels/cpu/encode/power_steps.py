@@ -10,24 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ..machine import vector as v
 from ..machine.byte_vectors import store_bytes
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.reductions import any_below, first_lane, ninth_lane, swapped_by_1, swapped_by_2, swapped_by_4
 from ..machine.tile import TILE, fetch_ahead
-from ..machine.vector import (
-    HALF,
-    WHOLE,
-    bits_of,
-    floats_of,
-    halves_of_pairs,
-    larger_bits,
-    larger_signed,
-    octets_of_halves,
-    smaller_bits,
-    values_of,
-    words_of,
-)
 from .elements import MAGIC
 from .step_access import StepTarget, is_stored, put, values_of_pairs
 
@@ -42,12 +30,12 @@ _BLOCKS = TILE // 16
 @inlined
 def _codes(x: Any, inverse: Any, powers: Any) -> Any:
     """Codes of elements times the inverses of their steps."""
-    magnitude = values_of(bits_of(x) & words_of(_MAGNITUDE))
-    found = bits_of(magnitude * values_of(inverse) + floats_of(MAGIC))
+    magnitude = v.values_of(v.bits_of(x) & v.words_of(_MAGNITUDE))
+    found = v.bits_of(magnitude * v.values_of(inverse) + v.floats_of(MAGIC))
     # Sums are positive, so that their bits are in their order.
-    found = smaller_bits(found, bits_of(floats_of(MAGIC)) + words_of(powers.top_code))
-    sign = bits_of(x) >> words_of(np.uint32(31) - powers.sign_place)
-    return (found & words_of(np.uint32(0xFF))) | (sign & words_of(np.uint32(1) << powers.sign_place))
+    found = v.smaller_bits(found, v.bits_of(v.floats_of(MAGIC)) + v.words_of(powers.top_code))
+    sign = v.bits_of(x) >> v.words_of(np.uint32(31) - powers.sign_place)
+    return (found & v.words_of(np.uint32(0xFF))) | (sign & v.words_of(np.uint32(1) << powers.sign_place))
 
 
 @inlined
@@ -57,19 +45,19 @@ def _pairs(a: Any, b: Any, powers: Any) -> Any:
     The room is the distance from the least exponent that is taken. Exponents of blocks are distances from the
     first of their level; a block of zeros has that, and 0 for an inverse.
     """
-    shift, sign = words_of(_FIELD), words_of(_MAGNITUDE)
-    pair = larger_bits(bits_of(a) & sign, bits_of(b) & sign)
-    two = larger_bits(pair, swapped_by_1(pair))
-    four = larger_bits(two, swapped_by_2(two))
-    block = larger_bits(four, swapped_by_4(four))
-    low, bottom = words_of(np.uint32(powers.inner_first)), words_of(np.uint32(powers.outer_first + _BIAS))
-    outer = (block + words_of(powers.outer_addend)) >> shift
-    inner = larger_signed(((pair + words_of(powers.inner_addend)) >> shift) - outer, low)
-    far = outer - words_of(np.uint32(powers.calm + _BIAS))
-    some = words_of(np.uint32(0)) - smaller_bits(block, words_of(np.uint32(1)))
-    inverse = (words_of(np.uint32(powers.places + _BIAS + _BIAS)) - inner - outer) << shift
-    code = (inner + words_of(powers.pair_base)) ^ words_of(powers.pair_flip)
-    zeros = words_of(powers.zero_pair)
+    shift, sign = v.words_of(_FIELD), v.words_of(_MAGNITUDE)
+    pair = v.larger_bits(v.bits_of(a) & sign, v.bits_of(b) & sign)
+    two = v.larger_bits(pair, swapped_by_1(pair))
+    four = v.larger_bits(two, swapped_by_2(two))
+    block = v.larger_bits(four, swapped_by_4(four))
+    low, bottom = v.words_of(np.uint32(powers.inner_first)), v.words_of(np.uint32(powers.outer_first + _BIAS))
+    outer = (block + v.words_of(powers.outer_addend)) >> shift
+    inner = v.larger_signed(((pair + v.words_of(powers.inner_addend)) >> shift) - outer, low)
+    far = outer - v.words_of(np.uint32(powers.calm + _BIAS))
+    some = v.words_of(np.uint32(0)) - v.smaller_bits(block, v.words_of(np.uint32(1)))
+    inverse = (v.words_of(np.uint32(powers.places + _BIAS + _BIAS)) - inner - outer) << shift
+    code = (inner + v.words_of(powers.pair_base)) ^ v.words_of(powers.pair_flip)
+    zeros = v.words_of(powers.zero_pair)
     return zeros ^ ((code ^ zeros) & some), inverse & some, (outer - bottom) & some, far & some
 
 
@@ -83,26 +71,26 @@ def power_steps(source: Any, powers: Any, fine: Any, coarse: Any, bits: Any, out
     x, at, count = source
     codes, packed = scratch(_ROOM, np.uint8), scratch(_ROOM, np.uint8)
     exponents = scratch(_BLOCKS, np.uint32)
-    worst, byte_at = words_of(np.uint32(0)), _ZERO
+    worst, byte_at = v.words_of(np.uint32(0)), _ZERO
     for begin in range(_ZERO, count, np.uint64(TILE)):
         span = min(np.uint64(TILE), count - begin)
         fetch_ahead(x, at + begin + span, span)
         target = StepTarget(bits, codes, out, byte_at)
-        for i in range(_ZERO, span, WHOLE):
+        for i in range(_ZERO, span, v.WHOLE):
             place = begin + i
             a, b = values_of_pairs(x, at + place)
             pairs, inverse, outer, far = _pairs(a, b, powers)
-            worst = larger_bits(worst, far)
+            worst = v.larger_bits(worst, far)
             store_bytes(fine, place // np.uint64(2), pairs)
-            exponents[i // HALF], exponents[i // HALF + _ONE] = first_lane(outer), ninth_lane(outer)
+            exponents[i // v.HALF], exponents[i // v.HALF + _ONE] = first_lane(outer), ninth_lane(outer)
             if len(out):
-                both = _codes(a, inverse, powers) | (_codes(b, inverse, powers) << words_of(np.uint32(16)))
-                put(octets_of_halves(halves_of_pairs(both)), i, target)
-        first = begin // HALF
-        for c in range(span // HALF):
+                both = _codes(a, inverse, powers) | (_codes(b, inverse, powers) << v.words_of(np.uint32(16)))
+                put(v.octets_of_halves(v.halves_of_pairs(both)), i, target)
+        first = begin // v.HALF
+        for c in range(span // v.HALF):
             coarse[first + c] = np.uint8(powers.outer_code + np.uint8(exponents[c]) * powers.outer_step)
         if len(out):
             if not is_stored(bits):
                 emit_packed(codes, span, bits, packed, out, byte_at)
             byte_at += span * bits // np.uint64(8)
-    return not any_below(words_of(np.uint32(powers.outer_last - powers.calm)), worst)
+    return not any_below(v.words_of(np.uint32(powers.outer_last - powers.calm)), worst)

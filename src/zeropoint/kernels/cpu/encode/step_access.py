@@ -4,29 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..machine import vector as v
 from ..machine.intrinsics import by_dtype, inlined, prefetch
 from ..machine.reductions import even_lanes, odd_lanes
-from ..machine.vector import (
-    HALF,
-    first_bfloat16,
-    first_float16,
-    floats_of,
-    halves_of_pairs,
-    load_lanes,
-    low_octets,
-    octets_of_halves,
-    pairs_of,
-    second_bfloat16,
-    second_float16,
-    store_lanes,
-    store_nibble_pairs,
-    store_nibbles,
-    store_pairs_of_bits,
-    store_pairs_of_bits_of_words,
-    two_floats,
-    values_of,
-    words_of,
-)
 
 
 class Elements(NamedTuple):
@@ -58,26 +38,26 @@ class StepTarget(NamedTuple):
 @inlined
 def _of_floats(x: Any, at: Any) -> Any:
     """Load ``x[at : at + 32]`` as two float vectors."""
-    return load_lanes(x, at), load_lanes(x, at + HALF)
+    return v.load_lanes(x, at), v.load_lanes(x, at + v.HALF)
 
 
 @inlined
 def _of_bfloat16(x: Any, at: Any) -> Any:
-    pairs = pairs_of(load_lanes(x, at))
-    odd = pairs & words_of(np.uint32(0xFFFF0000))
-    return values_of(pairs << words_of(np.uint32(16))), values_of(odd)
+    pairs = v.pairs_of(v.load_lanes(x, at))
+    odd = pairs & v.words_of(np.uint32(0xFFFF0000))
+    return v.values_of(pairs << v.words_of(np.uint32(16))), v.values_of(odd)
 
 
 @inlined
 def _of_float16(x: Any, at: Any) -> Any:
-    half = load_lanes(x, at)
-    return first_float16(half), second_float16(half)
+    half = v.load_lanes(x, at)
+    return v.first_float16(half), v.second_float16(half)
 
 
 @inlined
 def _of_bfloat16_in_order(x: Any, at: Any) -> Any:
-    half = load_lanes(x, at)
-    return first_bfloat16(half), second_bfloat16(half)
+    half = v.load_lanes(x, at)
+    return v.first_bfloat16(half), v.second_bfloat16(half)
 
 
 @inlined
@@ -118,12 +98,12 @@ is_short = by_dtype(float32=_no, uint16=_yes, int16=_yes)
 @inlined
 def _factors_in_order(x: Any, factors: Any, shift: Any, i: Any) -> Any:
     """Load ``factors[j >> shift]`` of a step, in the order of ``x``."""
-    return floats_of(factors[i >> shift]), floats_of(factors[(i + HALF) >> shift])
+    return v.floats_of(factors[i >> shift]), v.floats_of(factors[(i + v.HALF) >> shift])
 
 
 @inlined
 def _factors_of_pairs(x: Any, factors: Any, shift: Any, i: Any) -> Any:
-    both = two_floats(factors[i >> shift], factors[(i + HALF) >> shift])
+    both = v.two_floats(factors[i >> shift], factors[(i + v.HALF) >> shift])
     return both, both
 
 
@@ -133,13 +113,13 @@ factors_at = by_dtype(float32=_factors_in_order, uint16=_factors_of_pairs, int16
 @inlined
 def _low_octets(x: Any, a: Any, b: Any) -> Any:
     """Join the low bytes of two vectors in the order of ``x``."""
-    return low_octets(a, b)
+    return v.low_octets(a, b)
 
 
 @inlined
 def _low_octets_of_pairs(x: Any, a: Any, b: Any) -> Any:
-    pairs = (a & words_of(np.uint32(0xFFFF))) | (b << words_of(np.uint32(16)))
-    return octets_of_halves(halves_of_pairs(pairs))
+    pairs = (a & v.words_of(np.uint32(0xFFFF))) | (b << v.words_of(np.uint32(16)))
+    return v.octets_of_halves(v.halves_of_pairs(pairs))
 
 
 octets_in_order = by_dtype(float32=_low_octets, uint16=_low_octets_of_pairs, int16=_low_octets)
@@ -149,7 +129,7 @@ octets_in_order = by_dtype(float32=_low_octets, uint16=_low_octets_of_pairs, int
 def _fetch_lines(x: Any, at: Any) -> None:
     """Prefetch ``x[at : at + 32]``, one cache line or two."""
     prefetch(x, at)
-    prefetch(x, at + HALF)
+    prefetch(x, at + v.HALF)
 
 
 @inlined
@@ -170,21 +150,21 @@ def is_stored(bits: Any) -> Any:
 def put(codes: Any, i: Any, target: Any) -> None:
     """Write the codes of step ``i`` to a :class:`StepTarget`."""
     if target.bits == np.uint64(8):
-        store_lanes(target.out, target.byte_at + i, codes)
+        v.store_lanes(target.out, target.byte_at + i, codes)
     elif target.bits == np.uint64(4):
-        store_nibbles(target.out, target.byte_at + i // np.uint64(2), codes)
+        v.store_nibbles(target.out, target.byte_at + i // np.uint64(2), codes)
     elif target.bits == np.uint64(2):
-        store_pairs_of_bits(target.out, target.byte_at + i // np.uint64(4), codes)
+        v.store_pairs_of_bits(target.out, target.byte_at + i // np.uint64(4), codes)
     else:
-        store_lanes(target.scratch, i, codes)
+        v.store_lanes(target.scratch, i, codes)
 
 
 @inlined
 def put_words(x: Any, a: Any, b: Any, i: Any, target: Any) -> None:
     """Write codes of step ``i``, low bits of vectors in ``x``'s order."""
     if is_bfloat16(x) and target.bits == np.uint64(4):
-        store_nibble_pairs(target.out, target.byte_at + i // np.uint64(2), a, b)
+        v.store_nibble_pairs(target.out, target.byte_at + i // np.uint64(2), a, b)
     elif is_bfloat16(x) and target.bits == np.uint64(2):
-        store_pairs_of_bits_of_words(target.out, target.byte_at + i // np.uint64(4), a, b)
+        v.store_pairs_of_bits_of_words(target.out, target.byte_at + i // np.uint64(4), a, b)
     else:
         put(octets_in_order(x, a, b), i, target)

@@ -65,9 +65,7 @@ class CpuBackend:
             return "reciprocals of 16 bits are known to the reference alone"
         noisy = request.scheme.rounding.mode is RoundingMode.STOCHASTIC
         reason = element_refusal(
-            request.scheme,
-            decoding=request.op in (Op.DEQUANTIZE, Op.MEASURE),
-            rounds=not noisy,
+            request.scheme, decoding=request.op in (Op.DEQUANTIZE, Op.MEASURE), rounds=not noisy
         )
         if reason is not None:
             return reason

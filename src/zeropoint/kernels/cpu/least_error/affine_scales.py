@@ -16,37 +16,12 @@ import numpy as np
 
 from ....ops.lowering import Flag, Float64, UInt64
 from ..encode.block_scales import rounded
+from ..machine import vector as v
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.reductions import any_lane, whole
 from ..machine.tile import load
-from ..machine.vector import (
-    above,
-    above_doubles,
-    doubles_of,
-    floats_of,
-    larger,
-    load_lanes,
-    narrow_doubles,
-    smaller,
-    store_lanes,
-    words_of,
-)
-from .affine_sums import (
-    COUNT,
-    FIRST,
-    LAST,
-    MIDDLE,
-    NUMBERS,
-    SUM,
-    THREE,
-    UNIT,
-    Room,
-    add_one,
-    add_three,
-    add_weighted,
-    to_fixed_point,
-)
+from . import affine_sums as s
 from .lane_errors import LONGEST, SUMS, add_differences, add_errors, decode_affine, load_weights
 from .lanes import LANES, where
 from .windows import ONES, load_columns
@@ -84,20 +59,20 @@ unpack_affine = unpacker(AffineFitting)
 @inlined
 def _keep(room: Any, alive: Any, product: Any, total: Any, square: Any, zero: Any, real: Any) -> None:
     """Keep the sums that gain more; zero: 0 where already subtracted."""
-    none, own, best = doubles_of(np.float64(0)), room.blocks, room.best
-    count, mean = load_lanes(own, COUNT), zero
+    none, own, best = v.doubles_of(np.float64(0)), room.blocks, room.best
+    count, mean = v.load_lanes(own, s.COUNT), zero
     if real:
         mean = total / count
-        product = product - (count * mean) * load_lanes(own, NUMBERS)
+        product = product - (count * mean) * v.load_lanes(own, s.NUMBERS)
         square = square - (count * mean) * mean
-    gains = above_doubles(product, none) & above_doubles(square, none)
+    gains = v.above_doubles(product, none) & v.above_doubles(square, none)
     gain = where(gains, (product * product) / square, none)
-    gain = where(above_doubles(doubles_of(np.float64(np.inf)), gain), gain, none)
-    better = alive & above_doubles(gain, load_lanes(best, _GAIN))
-    store_lanes(best, _GAIN, where(better, gain, load_lanes(best, _GAIN)))
-    store_lanes(best, _PRODUCT, where(better, product, load_lanes(best, _PRODUCT)))
-    store_lanes(best, _SQUARE, where(better, square, load_lanes(best, _SQUARE)))
-    store_lanes(best, _MEAN, where(better, mean, load_lanes(best, _MEAN)))
+    gain = where(v.above_doubles(v.doubles_of(np.float64(np.inf)), gain), gain, none)
+    better = alive & v.above_doubles(gain, v.load_lanes(best, _GAIN))
+    v.store_lanes(best, _GAIN, where(better, gain, v.load_lanes(best, _GAIN)))
+    v.store_lanes(best, _PRODUCT, where(better, product, v.load_lanes(best, _PRODUCT)))
+    v.store_lanes(best, _SQUARE, where(better, square, v.load_lanes(best, _SQUARE)))
+    v.store_lanes(best, _MEAN, where(better, mean, v.load_lanes(best, _MEAN)))
 
 
 @inlined
@@ -106,23 +81,23 @@ def _keep_exact(room: Any, alive: Any, sums: Any, zero: Any, numbers: Any, real:
     product, total, square = sums
     if not real:
         product = product - zero * numbers
-        square = (square - (zero + zero) * total) + (zero * zero) * load_lanes(room.blocks, COUNT)
+        square = (square - (zero + zero) * total) + (zero * zero) * v.load_lanes(room.blocks, s.COUNT)
     _keep(room, alive, product, total, square, zero, real)
 
 
 @inlined
 def _usable(zero: Any, element: Any, fitting: Any) -> Any:
     """Return zero points as codes are taken under them, doubles."""
-    most, none = doubles_of(fitting.inverse), doubles_of(np.float64(0))
-    ones = words_of(ONES)
-    held = (above_doubles(zero, most) ^ ones) & (above_doubles(none - most, zero) ^ ones)
+    most, none = v.doubles_of(fitting.inverse), v.doubles_of(np.float64(0))
+    ones = v.words_of(ONES)
+    held = (v.above_doubles(zero, most) ^ ones) & (v.above_doubles(none - most, zero) ^ ones)
     # NaN is neither above nor below.
-    held = held & (above_doubles(zero, none) | (above_doubles(none, zero)))
+    held = held & (v.above_doubles(zero, none) | (v.above_doubles(none, zero)))
     zero = where(held, zero, none)
     if fitting.real:
         return zero
-    return smaller(
-        larger(whole(zero), doubles_of(np.float64(element.low))), doubles_of(np.float64(element.high))
+    return v.smaller(
+        v.larger(whole(zero), v.doubles_of(np.float64(element.low))), v.doubles_of(np.float64(element.high))
     )
 
 
@@ -131,12 +106,12 @@ def _take_weighted(
     room: Any, size: Any, lanes: Any, alive: Any, zero: Any, element: Any, fitting: Any
 ) -> None:
     """Sum codes under ``zero`` and reciprocals in ``lanes``; keep the best."""
-    narrow, none = narrow_doubles(zero), floats_of(np.float32(0))
-    store_lanes(lanes, LANES, narrow)
-    store_lanes(lanes, LANES + LANES, none if fitting.real else narrow)
-    add_weighted(room, size, lanes, element, fitting.row)
-    product, total = load_lanes(room.products, np.uint64(0)), load_lanes(room.totals, np.uint64(0))
-    _keep(room, alive, product, total, load_lanes(room.squares, np.uint64(0)), zero, fitting.real)
+    narrow, none = v.narrow_doubles(zero), v.floats_of(np.float32(0))
+    v.store_lanes(lanes, LANES, narrow)
+    v.store_lanes(lanes, LANES + LANES, none if fitting.real else narrow)
+    s.add_weighted(room, size, lanes, element, fitting.row)
+    product, total = v.load_lanes(room.products, np.uint64(0)), v.load_lanes(room.totals, np.uint64(0))
+    _keep(room, alive, product, total, v.load_lanes(room.squares, np.uint64(0)), zero, fitting.real)
 
 
 @inlined
@@ -144,8 +119,8 @@ def _zero_at(room: Any, place: Any, inverse: Any, element: Any, fitting: Any) ->
     """Return the zero points of a place of ranges, doubles."""
     part = np.float64(place) / np.float64(fitting.steps - np.uint64(1))
     code = np.float64(element.low) + part * (np.float64(element.high) - np.float64(element.low))
-    first, last = load_lanes(room.blocks, FIRST), load_lanes(room.blocks, LAST)
-    zero = doubles_of(code) - (first + doubles_of(part) * (last - first)) * inverse
+    first, last = v.load_lanes(room.blocks, s.FIRST), v.load_lanes(room.blocks, s.LAST)
+    zero = v.doubles_of(code) - (first + v.doubles_of(part) * (last - first)) * inverse
     return _usable(zero, element, fitting)
 
 
@@ -154,20 +129,20 @@ def _try_width(
     room: Any, size: Any, lanes: Any, alive: Any, inverse: Any, element: Any, fitting: Any
 ) -> None:
     """Take codes under ranges of one width at all places; inverse: doubles."""
-    real, narrow = fitting.real, narrow_doubles(inverse)
+    real, narrow = fitting.real, v.narrow_doubles(inverse)
     if fitting.weighted:
-        store_lanes(lanes, np.uint64(0), narrow)
+        v.store_lanes(lanes, np.uint64(0), narrow)
         for place in range(fitting.steps):
             zero = _zero_at(room, place, inverse, element, fitting)
             _take_weighted(room, size, lanes, alive, zero, element, fitting)
         return
-    numbers = load_lanes(room.blocks, SUM)
-    for place in range(np.uint64(0), fitting.steps, THREE):
+    numbers = v.load_lanes(room.blocks, s.SUM)
+    for place in range(np.uint64(0), fitting.steps, s.THREE):
         a = _zero_at(room, place, inverse, element, fitting)
         b = _zero_at(room, place + np.uint64(1), inverse, element, fitting)
         c = _zero_at(room, place + np.uint64(2), inverse, element, fitting)
-        zeros = narrow_doubles(a), narrow_doubles(b), narrow_doubles(c)
-        one, two, three = add_three(room, size, narrow, zeros, element, fitting.row)
+        zeros = v.narrow_doubles(a), v.narrow_doubles(b), v.narrow_doubles(c)
+        one, two, three = s.add_three(room, size, narrow, zeros, element, fitting.row)
         _keep_exact(room, alive, one, a, numbers, real)
         _keep_exact(room, alive, two, b, numbers, real)
         _keep_exact(room, alive, three, c, numbers, real)
@@ -176,41 +151,44 @@ def _try_width(
 @device
 def _sweep(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None:
     """Find the best codes of 16 blocks over all widths and places."""
-    none, zero, best = doubles_of(np.float64(0)), floats_of(np.float32(0)), room.best
-    store_lanes(best, _GAIN, none)
-    store_lanes(best, _PRODUCT, none)
-    store_lanes(best, _SQUARE, doubles_of(np.float64(1)))
-    store_lanes(best, _MEAN, none)
-    width = load_lanes(room.blocks, LAST) - load_lanes(room.blocks, FIRST)
-    wide, codes = above_doubles(width, none), doubles_of(np.float64(element.high) - np.float64(element.low))
-    alive, misses, patience = wide, zero, floats_of(np.float32(fitting.patience))
+    none, zero, best = v.doubles_of(np.float64(0)), v.floats_of(np.float32(0)), room.best
+    v.store_lanes(best, _GAIN, none)
+    v.store_lanes(best, _PRODUCT, none)
+    v.store_lanes(best, _SQUARE, v.doubles_of(np.float64(1)))
+    v.store_lanes(best, _MEAN, none)
+    width = v.load_lanes(room.blocks, s.LAST) - v.load_lanes(room.blocks, s.FIRST)
+    wide, codes = (
+        v.above_doubles(width, none),
+        v.doubles_of(np.float64(element.high) - np.float64(element.low)),
+    )
+    alive, misses, patience = wide, zero, v.floats_of(np.float32(fitting.patience))
     for step in range(np.uint64(fitting.widths.size)):
         if not any_lane(alive):
             break
-        inverse = where(wide, codes / (width * doubles_of(fitting.widths[step])), none)
-        before = load_lanes(best, _GAIN)
+        inverse = where(wide, codes / (width * v.doubles_of(fitting.widths[step])), none)
+        before = v.load_lanes(best, _GAIN)
         _try_width(room, size, lanes, alive, inverse, element, fitting)
-        gained = above_doubles(load_lanes(best, _GAIN), before)
-        misses = where(gained, zero, misses + floats_of(np.float32(1)))
-        alive = alive & above(patience, misses)
+        gained = v.above_doubles(v.load_lanes(best, _GAIN), before)
+        misses = where(gained, zero, misses + v.floats_of(np.float32(1)))
+        alive = alive & v.above(patience, misses)
 
 
 @device
 def _refit(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None:
     """Take codes under the scale and zero point fitting the best."""
-    best, none, own = room.best, doubles_of(np.float64(0)), room.blocks
-    product, mean = load_lanes(best, _PRODUCT), load_lanes(best, _MEAN)
-    inverse = where(above_doubles(product, none), load_lanes(best, _SQUARE) / product, none)
-    inverse = smaller(inverse, doubles_of(fitting.inverse))
-    zero = mean - load_lanes(own, NUMBERS) * inverse if fitting.real else mean
-    zero, narrow = _usable(zero, element, fitting), narrow_doubles(inverse)
+    best, none, own = room.best, v.doubles_of(np.float64(0)), room.blocks
+    product, mean = v.load_lanes(best, _PRODUCT), v.load_lanes(best, _MEAN)
+    inverse = where(v.above_doubles(product, none), v.load_lanes(best, _SQUARE) / product, none)
+    inverse = v.smaller(inverse, v.doubles_of(fitting.inverse))
+    zero = mean - v.load_lanes(own, s.NUMBERS) * inverse if fitting.real else mean
+    zero, narrow = _usable(zero, element, fitting), v.narrow_doubles(inverse)
     if fitting.weighted:
-        store_lanes(lanes, np.uint64(0), narrow)
-        _take_weighted(room, size, lanes, words_of(ONES), zero, element, fitting)
+        v.store_lanes(lanes, np.uint64(0), narrow)
+        _take_weighted(room, size, lanes, v.words_of(ONES), zero, element, fitting)
     else:
-        numbers = load_lanes(own, SUM)
-        sums = add_one(room, size, narrow, narrow_doubles(zero), element, fitting.row)
-        _keep_exact(room, words_of(ONES), sums, zero, numbers, fitting.real)
+        numbers = v.load_lanes(own, s.SUM)
+        sums = s.add_one(room, size, narrow, v.narrow_doubles(zero), element, fitting.row)
+        _keep_exact(room, v.words_of(ONES), sums, zero, numbers, fitting.real)
 
 
 @device
@@ -232,11 +210,11 @@ def _fitted(room: Any, b: Any, starts: Any, element: Any, rule: Any, fitting: An
         inverse = min(best[_SQUARE + b] / product, fitting.inverse)
     zero = best[_MEAN + b]
     if fitting.real:
-        zero -= own[NUMBERS + b] * inverse
+        zero -= own[s.NUMBERS + b] * inverse
     scale = np.float64(0)
     if best[_GAIN + b] > np.float64(0):
-        scale = own[UNIT + b] / inverse
-        zero -= own[MIDDLE + b] / scale
+        scale = own[s.UNIT + b] / inverse
+        zero -= own[s.MIDDLE + b] / scale
     if not (abs(scale) < infinite and abs(zero) < infinite):
         scale = np.float64(0)
     near = starts[b]
@@ -266,21 +244,21 @@ def _replace(room: Any, size: Any, best: Any, tried: Any, element: Any, row: Any
 def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, best: Any) -> None:
     """Improve the scales and zero points of 16 blocks, (32,) float32."""
     tried, lanes = room.lanes[:32], room.lanes[32:]
-    to_fixed_point(size, fitting, room)
+    s.to_fixed_point(size, fitting, room)
     _sweep(room, size, lanes, element, fitting)
     for _ in range(fitting.fits):
         _refit(room, size, lanes, element, fitting)
     for b in range(LANES):
         tried[b], tried[LANES + b] = _fitted(room, b, best, element, rule, fitting)
     _errors(room, size, best, element, fitting.row)
-    store_lanes(room.best, np.uint64(0), load_lanes(room.squares, np.uint64(0)))
+    v.store_lanes(room.best, np.uint64(0), v.load_lanes(room.squares, np.uint64(0)))
     _replace(room, size, best, tried, element, fitting.row)
     if not fitting.real:
         return
     decode_affine(room.columns, size, best[:LANES], best[LANES:], element, room.decoded)
     add_differences(room.columns, room.decoded, room.weights, size, fitting.row, room.squares)
     for b in range(LANES):
-        steps = (room.squares[b] / room.blocks[COUNT + b]) / np.float64(best[b])
+        steps = (room.squares[b] / room.blocks[s.COUNT + b]) / np.float64(best[b])
         zero = _whole_zero(np.float64(best[LANES + b]) - steps, best[LANES + b], element, True)
         tried[b], tried[LANES + b] = best[b], zero
     _replace(room, size, best, tried, element, fitting.row)
@@ -293,7 +271,7 @@ def affine_rows(x: Any, desc: Any, weights: Any, fitting: Any, starts: Any, firs
     weights: float64, of errors, by rows of ``fitting.pitch``. starts: float32 scales and zero points.
     """
     (scales, zeros), (layout, element, rule) = starts, desc
-    room = Room(
+    room = s.Room(
         scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32),
         scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(SUMS, np.float64),
         scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(128, np.float64),
@@ -324,7 +302,7 @@ def long_affine_blocks(
     (scales, zeros), (layout, element, rule), (floats, doubles) = starts, desc, memory
     n, best = layout.block, scratch(32, np.float32)
     two, four = n + n, n + n + n + n
-    room = Room(
+    room = s.Room(
         floats[:n], floats[n:two], floats[two:], doubles[:n], doubles[n:two], doubles[two : two + n],
         doubles[two + n : four], doubles[four:], scratch(128, np.float64), scratch(64, np.float64),
         scratch(80, np.float32),
@@ -337,7 +315,7 @@ def long_affine_blocks(
         if fitting.weighted:
             for i in range(n):
                 room.weights[i] = weights[row * fitting.pitch + place * n + i]
-        store_lanes(best, np.uint64(0), floats_of(scales[block]))
-        store_lanes(best, LANES, floats_of(zeros[block]))
+        v.store_lanes(best, np.uint64(0), v.floats_of(scales[block]))
+        v.store_lanes(best, LANES, v.floats_of(zeros[block]))
         _search_blocks(n // LANES, element, rule, fitting, room, best)
         scales[block], zeros[block] = best[0], best[LANES]

@@ -9,13 +9,7 @@ import numpy as np
 
 from ..machine.intrinsics import device, inlined
 from ..machine.reductions import any_lane
-from ..machine.vector import (
-    above,
-    floats_of,
-    load_lanes,
-    store_lanes,
-    words_of,
-)
+from ..machine.vector import above, floats_of, load_lanes, store_lanes, words_of
 from .lanes import (
     LANES,
     ONE,
@@ -29,9 +23,7 @@ from .lanes import (
     transpose,
     where,
 )
-from .super_block import (
-    ZERO,
-)
+from .super_block import ZERO
 
 _TINY = np.float32(2.0**-100)
 

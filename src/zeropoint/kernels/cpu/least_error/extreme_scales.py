@@ -14,38 +14,14 @@ import numpy as np
 from ..encode.chained_steps import largest_bits
 from ..encode.group_extremes import GROUP, can_group, group_extremes
 from ..encode.step_access import StepTarget, is_stored, put_words, values_at
+from ..machine import vector as v
 from ..machine.base3 import emit_digits
 from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.reductions import any_lane, integers, least_lane, most_lane
 from ..machine.tile import NOT_FINITE, fetch_ahead, load
-from ..machine.vector import (
-    WHOLE,
-    above,
-    bits_of,
-    float16_of_floats,
-    floats_of,
-    floats_of_integers,
-    larger,
-    load_lanes,
-    smaller,
-    smaller_bits,
-    store_lanes,
-    values_of,
-    words_of,
-)
-from .lanes import (
-    LANES,
-    SUPER,
-    divided,
-    is_nonfinite,
-    is_zero,
-    larger_magnitude,
-    magnitudes,
-    negative,
-    where,
-)
+from .lanes import LANES, SUPER, divided, is_nonfinite, is_zero, larger_magnitude, magnitudes, negative, where
 from .plain import AFFINE, SYMMETRIC, TERNARY
 from .super_block import ZERO
 
@@ -66,24 +42,24 @@ DIGIT_BYTES = np.uint64(52)
 @inlined
 def _held(x: Any) -> Any:
     """Zero for NaN and past int32: x86-64's low byte of that."""
-    held = above(floats_of(np.float32(2147483648.0)), magnitudes(x))
-    return where(held, x, floats_of(np.float32(0)))
+    held = v.above(v.floats_of(np.float32(2147483648.0)), magnitudes(x))
+    return where(held, x, v.floats_of(np.float32(0)))
 
 
 @inlined
 def _rounded_down(x: Any, most: Any, wild: Any) -> Any:
     """Truncate to words up to ``most``; wild: any number may come."""
     if wild:
-        return smaller_bits(integers(_held(x)) & words_of(np.uint32(0xFF)), most)
-    return smaller_bits(integers(x), most)
+        return v.smaller_bits(integers(_held(x)) & v.words_of(np.uint32(0xFF)), most)
+    return v.smaller_bits(integers(x), most)
 
 
 @inlined
 def _half_away(x: Any, wild: Any) -> Any:
     """Round half away from zero, to words; wild: any number may come."""
     held = _held(x) if wild else x
-    sign = bits_of(held) & words_of(np.uint32(0x80000000))
-    return integers(held + values_of(sign | bits_of(floats_of(_BELOW_HALF))))
+    sign = v.bits_of(held) & v.words_of(np.uint32(0x80000000))
+    return integers(held + v.values_of(sign | v.bits_of(v.floats_of(_BELOW_HALF))))
 
 
 @device
@@ -93,14 +69,14 @@ def _extremes(group: Any, size: Any, room: Any, ends: Any) -> Any:
     if count == GROUP and can_group(size):
         group_extremes(x, at, GROUP, size, ends[_LOW:], ends[_VALUE:])
         return BAD_VALUE if largest_bits(ends, GROUP + GROUP) >= NOT_FINITE else OK
-    worst = words_of(np.uint32(0))
+    worst = v.words_of(np.uint32(0))
     for block in range(count):
         load(x, at + block * size, size, source, room)
-        low = high = load_lanes(room, ZERO)
+        low = high = v.load_lanes(room, ZERO)
         for i in range(ZERO, size, LANES):
-            number = load_lanes(room, i)
+            number = v.load_lanes(room, i)
             worst = larger_magnitude(worst, number)
-            low, high = smaller(number, low), larger(number, high)
+            low, high = v.smaller(number, low), v.larger(number, high)
         ends[_LOW + block], ends[_VALUE + block] = least_lane(low), most_lane(high)
     return BAD_VALUE if is_nonfinite(worst) else OK
 
@@ -139,32 +115,32 @@ def _first_largest(group: Any, size: Any, room: Any, ends: Any) -> None:
 @device
 def _scales(group: Any, kind: Any, room: Any, ends: Any) -> None:
     """Write scales and their inverses."""
-    zero, low, high = floats_of(np.float32(0)), load_lanes(ends, _LOW), load_lanes(ends, _VALUE)
+    zero, low, high = v.floats_of(np.float32(0)), v.load_lanes(ends, _LOW), v.load_lanes(ends, _VALUE)
     if kind.kind == AFFINE:
         if any_lane(is_zero(low)):
             _first_zeros(group, kind.size, room, ends)
-            low, high = load_lanes(ends, _LOW), load_lanes(ends, _VALUE)
-        scale = (high - low) / floats_of(kind.top)
+            low, high = v.load_lanes(ends, _LOW), v.load_lanes(ends, _VALUE)
+        scale = (high - low) / v.floats_of(kind.top)
     elif kind.kind == SYMMETRIC:
-        store_lanes(ends, _INVERSE, where(above(high, negative(low)), high, low))
+        v.store_lanes(ends, _INVERSE, where(v.above(high, negative(low)), high, low))
         if any_lane(is_zero(high + low)):
             _first_largest(group, kind.size, room, ends)
-        scale = load_lanes(ends, _INVERSE) / floats_of(np.float32(-kind.top))
+        scale = v.load_lanes(ends, _INVERSE) / v.floats_of(np.float32(-kind.top))
     else:
-        scale = larger(magnitudes(low), magnitudes(high)) / floats_of(kind.top)
-    store_lanes(ends, _SCALE, scale)
-    store_lanes(ends, _INVERSE, where(is_zero(scale), zero, divided(np.float32(1), scale)))
+        scale = v.larger(magnitudes(low), magnitudes(high)) / v.floats_of(kind.top)
+    v.store_lanes(ends, _SCALE, scale)
+    v.store_lanes(ends, _INVERSE, where(is_zero(scale), zero, divided(np.float32(1), scale)))
 
 
 @inlined
 def _affine(x: Any, low: Any, times: Any, top: Any, wild: Any) -> Any:
-    return _rounded_down((x - low) * times + floats_of(np.float32(0.5)), top, wild)
+    return _rounded_down((x - low) * times + v.floats_of(np.float32(0.5)), top, wild)
 
 
 @inlined
 def _symmetric(x: Any, low: Any, times: Any, top: Any, wild: Any) -> Any:
-    offset = floats_of_integers(top) + floats_of(np.float32(0.5))
-    return _rounded_down(x * times + offset, top + top - words_of(np.uint32(1)), wild) ^ top
+    offset = v.floats_of_integers(top) + v.floats_of(np.float32(0.5))
+    return _rounded_down(x * times + offset, top + top - v.words_of(np.uint32(1)), wild) ^ top
 
 
 @inlined
@@ -174,7 +150,7 @@ def _eight_bits(x: Any, low: Any, times: Any, top: Any, wild: Any) -> Any:
 
 @inlined
 def _ternary(x: Any, low: Any, times: Any, top: Any, wild: Any) -> Any:
-    return _half_away(x * times, wild) + words_of(np.uint32(1))
+    return _half_away(x * times, wild) + v.words_of(np.uint32(1))
 
 
 def _coder(code: Any) -> Any:
@@ -183,10 +159,10 @@ def _coder(code: Any) -> Any:
     @device
     def write(group: Any, kind: Any, ends: Any, wild: Any, target: Any) -> None:
         x, at, count, _source = group
-        top, size = words_of(np.uint32(kind.top)), np.uint64(kind.size)
+        top, size = v.words_of(np.uint32(kind.top)), np.uint64(kind.size)
         for block in range(count):
-            low, times = floats_of(ends[_LOW + block]), floats_of(ends[_INVERSE + block])
-            for i in range(block * size, (block + np.uint64(1)) * size, WHOLE):
+            low, times = v.floats_of(ends[_LOW + block]), v.floats_of(ends[_INVERSE + block])
+            for i in range(block * size, (block + np.uint64(1)) * size, v.WHOLE):
                 a, b = values_at(x, at + i)
                 put_words(x, code(a, low, times, top, wild), code(b, low, times, top, wild), i, target)
 
@@ -203,8 +179,8 @@ def _codes(group: Any, kind: Any, ends: Any, target: Any) -> None:
 
     A range with a step would divide, as long as that.
     """
-    tame = above(floats_of(_TAME), magnitudes(load_lanes(ends, _INVERSE)))
-    wild = any_lane(tame ^ words_of(np.uint32(0xFFFFFFFF)))
+    tame = v.above(v.floats_of(_TAME), magnitudes(v.load_lanes(ends, _INVERSE)))
+    wild = any_lane(tame ^ v.words_of(np.uint32(0xFFFFFFFF)))
     if kind.kind == AFFINE:
         _write_affine(group, kind, ends, wild, target)
     elif kind.kind == SYMMETRIC:
@@ -251,7 +227,7 @@ def rounded_rows(x: Any, source: Any, kind: Any, packed: Any, numbers: Any, firs
             emit_digits(codes, count, SUPER, np.uint64(1), packed, start * DIGIT_BYTES)
         elif not is_stored(bits):
             emit_packed(codes, count * kind.size, bits, room, packed, target)
-        store_lanes(halves, ZERO, float16_of_floats(load_lanes(ends, _SCALE), load_lanes(ends, _LOW)))
+        v.store_lanes(halves, ZERO, v.float16_of_floats(v.load_lanes(ends, _SCALE), v.load_lanes(ends, _LOW)))
         for block in range(count):
             numbers.halves[start + block] = halves[block]
             if kind.kind == AFFINE:

@@ -12,23 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..encode.elements import EXPONENT, INFINITE, MAGIC, moves
+from ..machine import vector as v
 from ..machine.descriptor import FLOAT, HALF_EVEN, INTEGER, RECIPROCAL, THRESHOLDS, ZERO_INSIDE
 from ..machine.intrinsics import device, inlined, shl32
-from ..machine.vector import (
-    above,
-    bits_of,
-    doubles_of,
-    floats_of,
-    larger,
-    larger_bits,
-    load_lanes,
-    shift_signed,
-    smaller,
-    store_lanes,
-    values_of,
-    wide_floats,
-    words_of,
-)
 from .lanes import LANES, add_neighbors, add_pairwise, magnitudes, narrowed, where
 
 LONGEST = 128 * 16
@@ -44,41 +30,41 @@ def _moved(x: Any, a: Any, nearest: Any, step: Any, element: Any) -> Any:
 
     x: numbers with the signs. See :func:`..encode.elements.round_by_mode`.
     """
-    negative, off = shift_signed(bits_of(x), words_of(np.uint32(31))), a - nearest
+    negative, off = v.shift_signed(v.bits_of(x), v.words_of(np.uint32(31))), a - nearest
     up, down = moves(element.rounding, False)
     up_negative, down_negative = moves(element.rounding, True)
-    up = where(negative, floats_of(up_negative), floats_of(up)) * step
-    down = where(negative, floats_of(down_negative), floats_of(down)) * step
-    more, less = above(off, up), above(nearest - a, down)
-    return (nearest + values_of(bits_of(step) & more)) - values_of(bits_of(step) & less)
+    up = where(negative, v.floats_of(up_negative), v.floats_of(up)) * step
+    down = where(negative, v.floats_of(down_negative), v.floats_of(down)) * step
+    more, less = v.above(off, up), v.above(nearest - a, down)
+    return (nearest + v.values_of(v.bits_of(step) & more)) - v.values_of(v.bits_of(step) & less)
 
 
 @inlined
 def _whole(t: Any, element: Any) -> Any:
     """Round floats to whole numbers."""
-    magic = floats_of(MAGIC)
+    magic = v.floats_of(MAGIC)
     if element.rounding == HALF_EVEN:
         return (t + magic) - magic
     a = magnitudes(t)
-    whole = _moved(t, a, (a + magic) - magic, floats_of(np.float32(1)), element)
-    return values_of(bits_of(whole) | (bits_of(t) & words_of(_SIGN)))
+    whole = _moved(t, a, (a + magic) - magic, v.floats_of(np.float32(1)), element)
+    return v.values_of(v.bits_of(whole) | (v.bits_of(t) & v.words_of(_SIGN)))
 
 
 @device
 def decode_affine(columns: Any, size: Any, scales: Any, zeros: Any, element: Any, out: Any) -> None:
     """Decode integers with zero points; scales, zeros: (16,) float32."""
-    by, zero = load_lanes(scales, np.uint64(0)), load_lanes(zeros, np.uint64(0))
-    inverse = floats_of(np.float32(1)) / by
-    low, high = floats_of(element.low), floats_of(element.high)
+    by, zero = v.load_lanes(scales, np.uint64(0)), v.load_lanes(zeros, np.uint64(0))
+    inverse = v.floats_of(np.float32(1)) / by
+    low, high = v.floats_of(element.low), v.floats_of(element.high)
     for i in range(size):
-        x = load_lanes(columns, i * LANES)
+        x = v.load_lanes(columns, i * LANES)
         t = narrowed(x * inverse if element.scaling == RECIPROCAL else x / by, element.quotient)
         if element.zero_place == ZERO_INSIDE:
             t = narrowed(t + zero, element.quotient)
-            q = _whole(smaller(larger(t, low), high), element) - zero
+            q = _whole(v.smaller(v.larger(t, low), high), element) - zero
         else:
-            q = _whole(smaller(larger(t, low - zero), high - zero), element)
-        store_lanes(out, i * LANES, q * by)
+            q = _whole(v.smaller(v.larger(t, low - zero), high - zero), element)
+        v.store_lanes(out, i * LANES, q * by)
 
 
 @inlined
@@ -88,45 +74,45 @@ def _quotient(x: Any, by: Any, inverse: Any, element: Any) -> Any:
 
 @device
 def _decode_integers(columns: Any, size: Any, by: Any, factors: Any, element: Any, out: Any) -> None:
-    divisor, factor = load_lanes(by, np.uint64(0)), load_lanes(factors, np.uint64(0))
-    inverse = floats_of(np.float32(1)) / divisor
-    low, high = floats_of(element.low), floats_of(element.high)
+    divisor, factor = v.load_lanes(by, np.uint64(0)), v.load_lanes(factors, np.uint64(0))
+    inverse = v.floats_of(np.float32(1)) / divisor
+    low, high = v.floats_of(element.low), v.floats_of(element.high)
     for i in range(size):
-        t = _quotient(load_lanes(columns, i * LANES), divisor, inverse, element)
-        store_lanes(out, i * LANES, _whole(smaller(larger(t, low), high), element) * factor)
+        t = _quotient(v.load_lanes(columns, i * LANES), divisor, inverse, element)
+        v.store_lanes(out, i * LANES, _whole(v.smaller(v.larger(t, low), high), element) * factor)
 
 
 @device
 def _decode_floats(columns: Any, size: Any, by: Any, factors: Any, element: Any, out: Any) -> None:
-    divisor, factor = load_lanes(by, np.uint64(0)), load_lanes(factors, np.uint64(0))
-    inverse = floats_of(np.float32(1)) / divisor
-    most, exponent = floats_of(element.maximum), words_of(EXPONENT)
-    low = words_of(shl32(element.emin, np.uint32(23)))
-    lift = words_of(shl32(np.uint32(np.uint32(23) - element.mantissa), np.uint32(23)))
+    divisor, factor = v.load_lanes(by, np.uint64(0)), v.load_lanes(factors, np.uint64(0))
+    inverse = v.floats_of(np.float32(1)) / divisor
+    most, exponent = v.floats_of(element.maximum), v.words_of(EXPONENT)
+    low = v.words_of(shl32(element.emin, np.uint32(23)))
+    lift = v.words_of(shl32(np.uint32(np.uint32(23) - element.mantissa), np.uint32(23)))
     for i in range(size):
-        x = load_lanes(columns, i * LANES)
-        a = smaller(magnitudes(_quotient(x, divisor, inverse, element)), most)
-        c = values_of(larger_bits(bits_of(a) & exponent, low) + lift)
+        x = v.load_lanes(columns, i * LANES)
+        a = v.smaller(magnitudes(_quotient(x, divisor, inverse, element)), most)
+        c = v.values_of(v.larger_bits(v.bits_of(a) & exponent, low) + lift)
         near = (a + c) - c
         if element.rounding != HALF_EVEN:
-            near = _moved(x, a, near, values_of(bits_of(c) - words_of(np.uint32(23 << 23))), element)
-        signed = bits_of(near * factor) | (bits_of(x) & words_of(_SIGN))
-        store_lanes(out, i * LANES, values_of(signed))
+            near = _moved(x, a, near, v.values_of(v.bits_of(c) - v.words_of(np.uint32(23 << 23))), element)
+        signed = v.bits_of(near * factor) | (v.bits_of(x) & v.words_of(_SIGN))
+        v.store_lanes(out, i * LANES, v.values_of(signed))
 
 
 @device
 def _decode_table(
     columns: Any, size: Any, by: Any, factors: Any, element: Any, values: Any, out: Any
 ) -> None:
-    divisor, factor = load_lanes(by, np.uint64(0)), load_lanes(factors, np.uint64(0))
-    inverse = floats_of(np.float32(1)) / divisor
+    divisor, factor = v.load_lanes(by, np.uint64(0)), v.load_lanes(factors, np.uint64(0))
+    inverse = v.floats_of(np.float32(1)) / divisor
     for i in range(size):
-        t = _quotient(load_lanes(columns, i * LANES), divisor, inverse, element)
-        value = floats_of(values[0])
+        t = _quotient(v.load_lanes(columns, i * LANES), divisor, inverse, element)
+        value = v.floats_of(values[0])
         for k in range(THRESHOLDS):
-            beyond = above(t, floats_of(element.thresholds[k]))
-            value = where(beyond, floats_of(values[k + 1]), value)
-        store_lanes(out, i * LANES, value * factor)
+            beyond = v.above(t, v.floats_of(element.thresholds[k]))
+            value = where(beyond, v.floats_of(values[k + 1]), value)
+        v.store_lanes(out, i * LANES, value * factor)
 
 
 @device
@@ -138,11 +124,13 @@ def decode_lanes(
     factors: float32, 16 that lie before room for as many. unit: step of codes. values: (16,) float32, of a
     codebook's codes in their order.
     """
-    by = load_lanes(factors, np.uint64(0)) * floats_of(unit)
+    by = v.load_lanes(factors, np.uint64(0)) * v.floats_of(unit)
     divisors = factors[LANES:]
     # A scale of zero makes zeros of all numbers, also of zeros.
-    store_lanes(factors, np.uint64(0), by)
-    store_lanes(divisors, np.uint64(0), where(above(by, floats_of(np.float32(0))), by, floats_of(INFINITE)))
+    v.store_lanes(factors, np.uint64(0), by)
+    v.store_lanes(
+        divisors, np.uint64(0), where(v.above(by, v.floats_of(np.float32(0))), by, v.floats_of(INFINITE))
+    )
     if element.kind == INTEGER:
         _decode_integers(columns, size, divisors, factors, element, out)
     elif element.kind == FLOAT:
@@ -159,9 +147,9 @@ def load_weights(
 
     weights: float64, by rows of ``pitch``; 0 where all rows have the same.
     """
-    size, one = layout.block, doubles_of(np.float64(1))
+    size, one = layout.block, v.doubles_of(np.float64(1))
     for i in range(size):
-        store_lanes(columns, i * LANES, one)
+        v.store_lanes(columns, i * LANES, one)
     for b in range(blocks if weighted else np.uint64(0)):
         row, place = (block + b) // layout.row_blocks, (block + b) % layout.row_blocks
         at = row * pitch + place * size
@@ -173,7 +161,7 @@ def load_weights(
 def add_row(values: Any, count: Any) -> None:
     """Add ``count`` vectors of one block pairwise, into all first lanes."""
     add_neighbors(values, count * LANES)
-    store_lanes(values, np.uint64(0), doubles_of(values[0]))
+    v.store_lanes(values, np.uint64(0), v.doubles_of(values[0]))
 
 
 def _summed(term: Any) -> Any:
@@ -187,7 +175,7 @@ def _summed(term: Any) -> Any:
     def add(columns: Any, other: Any, weights: Any, size: Any, row: Any, sums: Any) -> None:
         if row:
             for i in range(size):
-                store_lanes(sums, i * LANES, term(columns, other, weights, i))
+                v.store_lanes(sums, i * LANES, term(columns, other, weights, i))
             add_row(sums, size)
             return
         m = size // _EIGHT
@@ -198,7 +186,7 @@ def _summed(term: Any) -> Any:
             b = term(columns, other, weights, n) + term(columns, other, weights, n + four)
             c = term(columns, other, weights, k) + term(columns, other, weights, k + four)
             d = term(columns, other, weights, p) + term(columns, other, weights, p + four)
-            store_lanes(sums, j * LANES, (a + b) + (c + d))
+            v.store_lanes(sums, j * LANES, (a + b) + (c + d))
         add_pairwise(sums, m)
 
     return add
@@ -207,35 +195,35 @@ def _summed(term: Any) -> Any:
 @inlined
 def _error(columns: Any, decoded: Any, weights: Any, i: Any) -> Any:
     at = i * LANES
-    off = wide_floats(load_lanes(decoded, at)) - wide_floats(load_lanes(columns, at))
-    return (off * off) * load_lanes(weights, at)
+    off = v.wide_floats(v.load_lanes(decoded, at)) - v.wide_floats(v.load_lanes(columns, at))
+    return (off * off) * v.load_lanes(weights, at)
 
 
 @inlined
 def _less(columns: Any, decoded: Any, weights: Any, i: Any) -> Any:
     at = i * LANES
-    off = wide_floats(load_lanes(columns, at)) - wide_floats(load_lanes(decoded, at))
-    return off * load_lanes(weights, at)
+    off = v.wide_floats(v.load_lanes(columns, at)) - v.wide_floats(v.load_lanes(decoded, at))
+    return off * v.load_lanes(weights, at)
 
 
 @inlined
 def _product(columns: Any, decoded: Any, weights: Any, i: Any) -> Any:
     at = i * LANES
-    value = wide_floats(load_lanes(decoded, at))
-    return (value * wide_floats(load_lanes(columns, at))) * load_lanes(weights, at)
+    value = v.wide_floats(v.load_lanes(decoded, at))
+    return (value * v.wide_floats(v.load_lanes(columns, at))) * v.load_lanes(weights, at)
 
 
 @inlined
 def _square(columns: Any, decoded: Any, weights: Any, i: Any) -> Any:
-    value = wide_floats(load_lanes(decoded, i * LANES))
-    return (value * value) * load_lanes(weights, i * LANES)
+    value = v.wide_floats(v.load_lanes(decoded, i * LANES))
+    return (value * value) * v.load_lanes(weights, i * LANES)
 
 
 @inlined
 def _past(columns: Any, ends: Any, weights: Any, i: Any) -> Any:
-    x = wide_floats(magnitudes(load_lanes(columns, i * LANES)))
-    past = larger(x - load_lanes(ends, np.uint64(0)), doubles_of(np.float64(0)))
-    return (past * past) * load_lanes(weights, i * LANES)
+    x = v.wide_floats(magnitudes(v.load_lanes(columns, i * LANES)))
+    past = v.larger(x - v.load_lanes(ends, np.uint64(0)), v.doubles_of(np.float64(0)))
+    return (past * past) * v.load_lanes(weights, i * LANES)
 
 
 add_errors, add_differences = _summed(_error), _summed(_less)

@@ -17,19 +17,10 @@ from typing import Any
 import numpy as np
 
 from ..encode.block_scales import rounded
+from ..machine import vector as v
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.reductions import most_lane, multiply_add, sum_of_doubles, whole
 from ..machine.tile import load
-from ..machine.vector import (
-    above,
-    doubles_of,
-    floats_of,
-    larger,
-    load_lanes,
-    narrow_doubles,
-    store_lanes,
-    wide_floats,
-)
 from .lane_errors import add_errors, decode_lanes
 from .lanes import LANES, code_of, exponent_of, magnitudes, power_of, where
 
@@ -45,17 +36,17 @@ _SLACK = np.float64(2.0**-30)
 @inlined
 def _sums(numbers: Any, size: Any, first: Any, second: Any, element: Any) -> Any:
     """Add products and squared codes under two inverse scales."""
-    by, more = floats_of(first), floats_of(second)
-    zero, none = floats_of(np.float32(0)), doubles_of(np.float64(0))
+    by, more = v.floats_of(first), v.floats_of(second)
+    zero, none = v.floats_of(np.float32(0)), v.doubles_of(np.float64(0))
     a, b, c, d = none, none, none, none
     for begin in range(_NONE, size, _CHUNK):
         e, f = zero, zero
         for i in range(begin, min(size, begin + _CHUNK)):
-            x = load_lanes(numbers, i * LANES)
-            q, r, wide = code_of(x * by, element), code_of(x * more, element), wide_floats(x)
-            a, b = multiply_add(wide_floats(q), wide, a), multiply_add(wide_floats(r), wide, b)
+            x = v.load_lanes(numbers, i * LANES)
+            q, r, wide = code_of(x * by, element), code_of(x * more, element), v.wide_floats(x)
+            a, b = multiply_add(v.wide_floats(q), wide, a), multiply_add(v.wide_floats(r), wide, b)
             e, f = multiply_add(q, q, e), multiply_add(r, r, f)
-        c, d = c + wide_floats(e), d + wide_floats(f)
+        c, d = c + v.wide_floats(e), d + v.wide_floats(f)
     return sum_of_doubles(a), sum_of_doubles(c), sum_of_doubles(b), sum_of_doubles(d)
 
 
@@ -68,17 +59,17 @@ def _better(best: Any, product: Any, square: Any) -> Any:
 @device
 def _smaller_clip_too_much(numbers: Any, size: Any, inverse: Any, best: Any, total: Any, element: Any) -> Any:
     """Whether no smaller scale gains as much; total: numbers' squares."""
-    by, half, zero = floats_of(inverse), np.float32(0.5), floats_of(np.float32(0))
-    high, low = floats_of(element.high), floats_of(element.low)
-    over, under = floats_of(element.high - half), floats_of(element.low + half)
-    none = doubles_of(np.float64(0))
+    by, half, zero = v.floats_of(inverse), np.float32(0.5), v.floats_of(np.float32(0))
+    high, low = v.floats_of(element.high), v.floats_of(element.low)
+    over, under = v.floats_of(element.high - half), v.floats_of(element.low + half)
+    none = v.doubles_of(np.float64(0))
     squares, products, codes = none, none, none
     for i in range(size):
-        x = load_lanes(numbers, i * LANES)
+        x = v.load_lanes(numbers, i * LANES)
         t = x * by
-        beyond, below = above(t, over), above(under, t)
-        code = wide_floats(where(beyond, high, where(below, low, zero)))
-        own = wide_floats(where(beyond | below, x, zero))
+        beyond, below = v.above(t, over), v.above(under, t)
+        code = v.wide_floats(where(beyond, high, where(below, low, zero)))
+        own = v.wide_floats(where(beyond | below, x, zero))
         squares, products = multiply_add(own, own, squares), multiply_add(own, code, products)
         codes = multiply_add(code, code, codes)
     square, product, count = sum_of_doubles(squares), sum_of_doubles(products), sum_of_doubles(codes)
@@ -111,19 +102,19 @@ def _fit(numbers: Any, size: Any, largest: Any, total: Any, element: Any, fittin
 @device
 def _fitted(columns: Any, numbers: Any, size: Any, element: Any, rule: Any, fitting: Any) -> Any:
     """Find the stored scale that fits a block best, else 0."""
-    largest, total = floats_of(np.float32(0)), doubles_of(np.float64(0))
+    largest, total = v.floats_of(np.float32(0)), v.doubles_of(np.float64(0))
     for i in range(size):
-        largest = larger(magnitudes(load_lanes(columns, i * LANES)), largest)
+        largest = v.larger(magnitudes(v.load_lanes(columns, i * LANES)), largest)
     amax = most_lane(largest)
     if amax == np.float32(0):
         return np.float32(0)
     exponent = np.int64(fitting.places) - exponent_of(np.float64(amax))
-    by, largest = doubles_of(power_of(exponent)), floats_of(np.float32(0))
+    by, largest = v.doubles_of(power_of(exponent)), v.floats_of(np.float32(0))
     for i in range(size):
-        number = whole(wide_floats(load_lanes(columns, i * LANES)) * by)
-        narrow = narrow_doubles(number)
-        largest, total = larger(magnitudes(narrow), largest), multiply_add(number, number, total)
-        store_lanes(numbers, i * LANES, narrow)
+        number = whole(v.wide_floats(v.load_lanes(columns, i * LANES)) * by)
+        narrow = v.narrow_doubles(number)
+        largest, total = v.larger(magnitudes(narrow), largest), multiply_add(number, number, total)
+        v.store_lanes(numbers, i * LANES, narrow)
     squares = sum_of_doubles(total)
     product, square = _fit(numbers, size, most_lane(largest), squares, element, fitting)
     if not product > np.float64(0):
@@ -136,7 +127,7 @@ def _fitted(columns: Any, numbers: Any, size: Any, element: Any, rule: Any, fitt
 @device
 def _error(columns: Any, size: Any, scale: Any, element: Any, rule: Any, room: Any) -> Any:
     decoded, ones, sums, factors, values = room
-    store_lanes(factors, _NONE, floats_of(scale))
+    v.store_lanes(factors, _NONE, v.floats_of(scale))
     decode_lanes(columns, size, factors, element, rule.unit, values, decoded)
     add_errors(columns, decoded, ones, size, True, sums)
     return sums[0]

@@ -20,23 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import Flag, Float32, UInt64
+from ..machine import vector as v
 from ..machine.intrinsics import device, inlined
 from ..machine.reductions import integers, multiply_add, root, sum_of_doubles, whole
-from ..machine.vector import (
-    bits_of,
-    doubles_of,
-    floats_of,
-    floats_of_integers,
-    larger,
-    load_lanes,
-    narrow_doubles,
-    shift_signed,
-    smaller,
-    store_lanes,
-    values_of,
-    wide_floats,
-    words_of,
-)
 from .lane_errors import add_row
 from .lanes import LANES, add_pairwise, magnitudes
 
@@ -72,8 +58,8 @@ def apart_of(power: Any) -> Any:
 @inlined
 def powers_of(x: Any, power: Any) -> Any:
     """Return exact powers of magnitudes of doubles."""
-    own = larger(x, doubles_of(np.float64(0)) - x)
-    square, result = x * x, own if power.odd else doubles_of(np.float64(1))
+    own = v.larger(x, v.doubles_of(np.float64(0)) - x)
+    square, result = x * x, own if power.odd else v.doubles_of(np.float64(1))
     for _ in range(power.squares):
         result = result * square
     place = np.uint64(1) << _PLACES
@@ -89,52 +75,52 @@ def powers_of(x: Any, power: Any) -> Any:
 @inlined
 def units_of(amax: Any) -> Any:
     """Return the powers of two that make largest magnitudes lie in 1..2."""
-    return values_of(words_of(np.uint32(254 << 23)) - (bits_of(amax) & words_of(_EXPONENT)))
+    return v.values_of(v.words_of(np.uint32(254 << 23)) - (v.bits_of(amax) & v.words_of(_EXPONENT)))
 
 
 @inlined
 def near_powers_of(x: Any, units: Any, power: Any) -> Any:
     """Return near powers of magnitudes of floats times units."""
-    bits = bits_of(magnitudes(x) * units)
+    bits = v.bits_of(magnitudes(x) * units)
     # Words are as signed here: numbers below 1 have negative words.
-    exponent = shift_signed(bits - words_of(_ROOT_OF_HALF), words_of(np.uint32(23)))
-    f = values_of(bits - (exponent << words_of(np.uint32(23)))) - floats_of(np.float32(1))
-    log = floats_of(np.float32(0.12250134789361726))
-    log = multiply_add(log, f, floats_of(np.float32(-0.20884729383782616)))
-    log = multiply_add(log, f, floats_of(np.float32(0.21786986108292694)))
-    log = multiply_add(log, f, floats_of(np.float32(-0.23878532177605574)))
-    log = multiply_add(log, f, floats_of(np.float32(0.2876273287734744)))
-    log = multiply_add(log, f, floats_of(np.float32(-0.3607061250927224)))
-    log = multiply_add(log, f, floats_of(np.float32(0.48092338602087426)))
-    log = multiply_add(log, f, floats_of(np.float32(-0.7213473799503507)))
-    log = multiply_add(log, f, floats_of(np.float32(1.4426948570498614))) * f
-    by = floats_of(power.exponent)
-    most = floats_of(_MOST)
-    first = floats_of_integers(exponent) * by
+    exponent = v.shift_signed(bits - v.words_of(_ROOT_OF_HALF), v.words_of(np.uint32(23)))
+    f = v.values_of(bits - (exponent << v.words_of(np.uint32(23)))) - v.floats_of(np.float32(1))
+    log = v.floats_of(np.float32(0.12250134789361726))
+    log = multiply_add(log, f, v.floats_of(np.float32(-0.20884729383782616)))
+    log = multiply_add(log, f, v.floats_of(np.float32(0.21786986108292694)))
+    log = multiply_add(log, f, v.floats_of(np.float32(-0.23878532177605574)))
+    log = multiply_add(log, f, v.floats_of(np.float32(0.2876273287734744)))
+    log = multiply_add(log, f, v.floats_of(np.float32(-0.3607061250927224)))
+    log = multiply_add(log, f, v.floats_of(np.float32(0.48092338602087426)))
+    log = multiply_add(log, f, v.floats_of(np.float32(-0.7213473799503507)))
+    log = multiply_add(log, f, v.floats_of(np.float32(1.4426948570498614))) * f
+    by = v.floats_of(power.exponent)
+    most = v.floats_of(_MOST)
+    first = v.floats_of_integers(exponent) * by
     steps = whole(first)
     second = multiply_add(log, by, first - steps)
     more = whole(second)
-    steps = larger(smaller(steps + more, most), floats_of(-_MOST))
+    steps = v.larger(v.smaller(steps + more, most), v.floats_of(-_MOST))
     f = second - more
-    result = floats_of(np.float32(0.0001546973197855427))
-    result = multiply_add(result, f, floats_of(np.float32(0.0013400432165384063)))
-    result = multiply_add(result, f, floats_of(np.float32(0.009618025602932087)))
-    result = multiply_add(result, f, floats_of(np.float32(0.0555032721420917)))
-    result = multiply_add(result, f, floats_of(np.float32(0.2402265121359557)))
-    result = multiply_add(result, f, floats_of(np.float32(0.6931472067106204)))
-    result = multiply_add(result, f, floats_of(np.float32(1)))
-    return values_of(bits_of(result) + (integers(steps) << words_of(np.uint32(23))))
+    result = v.floats_of(np.float32(0.0001546973197855427))
+    result = multiply_add(result, f, v.floats_of(np.float32(0.0013400432165384063)))
+    result = multiply_add(result, f, v.floats_of(np.float32(0.009618025602932087)))
+    result = multiply_add(result, f, v.floats_of(np.float32(0.0555032721420917)))
+    result = multiply_add(result, f, v.floats_of(np.float32(0.2402265121359557)))
+    result = multiply_add(result, f, v.floats_of(np.float32(0.6931472067106204)))
+    result = multiply_add(result, f, v.floats_of(np.float32(1)))
+    return v.values_of(v.bits_of(result) + (integers(steps) << v.words_of(np.uint32(23))))
 
 
 @inlined
 def _off(columns: Any, decoded: Any, i: Any) -> Any:
-    return load_lanes(decoded, i * LANES) - load_lanes(columns, i * LANES)
+    return v.load_lanes(decoded, i * LANES) - v.load_lanes(columns, i * LANES)
 
 
 @inlined
 def _past(columns: Any, i: Any, end: Any) -> Any:
-    past = wide_floats(magnitudes(load_lanes(columns, i * LANES))) - end
-    return larger(past, doubles_of(np.float64(0)))
+    past = v.wide_floats(magnitudes(v.load_lanes(columns, i * LANES))) - end
+    return v.larger(past, v.doubles_of(np.float64(0)))
 
 
 @device
@@ -147,7 +133,7 @@ def _add(sums: Any, size: Any, row: Any) -> None:
 
 @inlined
 def _joined(total: Any, row: Any) -> Any:
-    return doubles_of(sum_of_doubles(total)) if row else total
+    return v.doubles_of(sum_of_doubles(total)) if row else total
 
 
 @device
@@ -158,8 +144,8 @@ def add_powers(columns: Any, decoded: Any, size: Any, row: Any, power: Any, sums
     """
     for i in range(size):
         at = i * LANES
-        off = wide_floats(load_lanes(decoded, at)) - wide_floats(load_lanes(columns, at))
-        store_lanes(sums, at, powers_of(off, power))
+        off = v.wide_floats(v.load_lanes(decoded, at)) - v.wide_floats(v.load_lanes(columns, at))
+        v.store_lanes(sums, at, powers_of(off, power))
     _add(sums, size, row)
 
 
@@ -168,18 +154,18 @@ def add_near_powers(
     columns: Any, decoded: Any, size: Any, row: Any, power: Any, units: Any, sums: Any
 ) -> None:
     """Write the same nearly; units: (16,) float32."""
-    unit, total = load_lanes(units, np.uint64(0)), doubles_of(np.float64(0))
+    unit, total = v.load_lanes(units, np.uint64(0)), v.doubles_of(np.float64(0))
     for i in range(size):
-        total = total + wide_floats(near_powers_of(_off(columns, decoded, i), unit, power))
-    store_lanes(sums, np.uint64(0), _joined(total, row))
+        total = total + v.wide_floats(near_powers_of(_off(columns, decoded, i), unit, power))
+    v.store_lanes(sums, np.uint64(0), _joined(total, row))
 
 
 @device
 def add_clipped_powers(columns: Any, size: Any, row: Any, power: Any, ends: Any, sums: Any) -> None:
     """Write exact powers of excess past ``ends``, (16,) float64, to ``sums``."""
-    end = load_lanes(ends, np.uint64(0))
+    end = v.load_lanes(ends, np.uint64(0))
     for i in range(size):
-        store_lanes(sums, i * LANES, powers_of(_past(columns, i, end), power))
+        v.store_lanes(sums, i * LANES, powers_of(_past(columns, i, end), power))
     _add(sums, size, row)
 
 
@@ -189,11 +175,11 @@ def add_near_clipped_powers(
 ) -> None:
     """Write the same nearly; units: (16,) float32."""
     end, unit, total = (
-        load_lanes(ends, np.uint64(0)),
-        load_lanes(units, np.uint64(0)),
-        doubles_of(np.float64(0)),
+        v.load_lanes(ends, np.uint64(0)),
+        v.load_lanes(units, np.uint64(0)),
+        v.doubles_of(np.float64(0)),
     )
     for i in range(size):
-        past = narrow_doubles(_past(columns, i, end))
-        total = total + wide_floats(near_powers_of(past, unit, power))
-    store_lanes(sums, np.uint64(0), _joined(total, row))
+        past = v.narrow_doubles(_past(columns, i, end))
+        total = total + v.wide_floats(near_powers_of(past, unit, power))
+    v.store_lanes(sums, np.uint64(0), _joined(total, row))

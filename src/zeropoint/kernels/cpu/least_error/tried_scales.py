@@ -17,23 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import Flag, Float32, Float64, UInt64
+from ..machine import vector as v
 from ..machine.intrinsics import device, float64_of, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.reductions import any_lane, most_lane
 from ..machine.tile import load
-from ..machine.vector import (
-    above,
-    above_doubles,
-    doubles_of,
-    floats_of,
-    larger,
-    load_lanes,
-    narrow_doubles,
-    smaller,
-    store_lanes,
-    wide_floats,
-    words_of,
-)
 from .lane_errors import (
     LONGEST,
     SUMS,
@@ -129,8 +117,8 @@ class _Room(NamedTuple):
 @inlined
 def _factors(scales: Any, tries: Any) -> Any:
     if tries.over:
-        return scales / floats_of(tries.coarse)
-    return scales * floats_of(tries.coarse)
+        return scales / v.floats_of(tries.coarse)
+    return scales * v.floats_of(tries.coarse)
 
 
 @device
@@ -141,15 +129,15 @@ def _factor(scale: Any, tries: Any) -> Any:
 @inlined
 def _stored(scales: Any, tries: Any, to: Any) -> Any:
     """Return doubles as scales without a table are stored."""
-    held = smaller(larger(scales, doubles_of(tries.least)), doubles_of(tries.largest))
-    return narrowed(narrow_doubles(held), to)
+    held = v.smaller(v.larger(scales, v.doubles_of(tries.least)), v.doubles_of(tries.largest))
+    return narrowed(v.narrow_doubles(held), to)
 
 
 @device
 def _measure(room: Any, size: Any, at: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
     """Write errors under scales at ``at`` to ``sums``; ``near``: approximately."""
-    factors = _factors(load_lanes(room.scales, at), tries)
-    store_lanes(room.scales, _FACTORS, factors)
+    factors = _factors(v.load_lanes(room.scales, at), tries)
+    v.store_lanes(room.scales, _FACTORS, factors)
     decode_lanes(room.columns, size, room.scales[_FACTORS:], element, rule.unit, tries.values, room.decoded)
     if is_square(tries.power):
         add_errors(room.columns, room.decoded, room.weights, size, tries.row, room.sums)
@@ -166,21 +154,21 @@ def _power_past(room: Any, past: Any, tries: Any, near: Any) -> Any:
     if is_square(tries.power):
         return past * past
     if near:
-        units = load_lanes(room.scales, _UNITS)
-        return wide_floats(near_powers_of(narrow_doubles(past), units, tries.power))
+        units = v.load_lanes(room.scales, _UNITS)
+        return v.wide_floats(near_powers_of(v.narrow_doubles(past), units, tries.power))
     return powers_of(past, tries.power)
 
 
 @device
 def _clip(room: Any, size: Any, tries: Any, near: Any) -> None:
     """Write clipping's share of errors under tried scales to ``sums``."""
-    factors = _factors(load_lanes(room.scales, _TRIED), tries)
-    end = wide_floats(factors) * doubles_of(tries.end)
+    factors = _factors(v.load_lanes(room.scales, _TRIED), tries)
+    end = v.wide_floats(factors) * v.doubles_of(tries.end)
     if tries.largest_clips:
-        past = larger(wide_floats(load_lanes(room.scales, _AMAX)) - end, doubles_of(np.float64(0)))
-        store_lanes(room.sums, _NONE, _power_past(room, past, tries, near))
+        past = v.larger(v.wide_floats(v.load_lanes(room.scales, _AMAX)) - end, v.doubles_of(np.float64(0)))
+        v.store_lanes(room.sums, _NONE, _power_past(room, past, tries, near))
         return
-    store_lanes(room.more, _NONE, end)
+    v.store_lanes(room.more, _NONE, end)
     if is_square(tries.power):
         add_clipped(room.columns, room.more, room.weights, size, tries.row, room.sums)
     elif near:
@@ -194,10 +182,10 @@ def _clip(room: Any, size: Any, tries: Any, near: Any) -> None:
 def _may_be_better(room: Any, size: Any, alive: Any, tries: Any, near: Any) -> Any:
     """Blocks of ``alive`` whose tried scales do not clip too much."""
     _clip(room, size, tries, near)
-    least = smaller(load_lanes(room.errors, _ERROR), load_lanes(room.errors, _LIMIT))
+    least = v.smaller(v.load_lanes(room.errors, _ERROR), v.load_lanes(room.errors, _LIMIT))
     safe = tries.safe * (_CLIPPED if near else np.float64(1))
-    worse = above_doubles(load_lanes(room.sums, _NONE), least * doubles_of(safe))
-    return alive & (worse ^ words_of(ONES))
+    worse = v.above_doubles(v.load_lanes(room.sums, _NONE), least * v.doubles_of(safe))
+    return alive & (worse ^ v.words_of(ONES))
 
 
 @inlined
@@ -206,18 +194,18 @@ def _keep(room: Any, alive: Any, better: Any) -> None:
 
     alive: blocks for which they are no others.
     """
-    found, error = load_lanes(room.sums, _NONE), load_lanes(room.errors, _ERROR)
-    other = where(better, error, where(alive, found, doubles_of(np.float64(np.inf))))
-    store_lanes(room.errors, _SECOND, smaller(other, load_lanes(room.errors, _SECOND)))
-    store_lanes(room.errors, _ERROR, where(better, found, error))
-    best, tried = load_lanes(room.scales, _BEST), load_lanes(room.scales, _TRIED)
-    store_lanes(room.scales, _BEST, where(better, tried, best))
+    found, error = v.load_lanes(room.sums, _NONE), v.load_lanes(room.errors, _ERROR)
+    other = where(better, error, where(alive, found, v.doubles_of(np.float64(np.inf))))
+    v.store_lanes(room.errors, _SECOND, v.smaller(other, v.load_lanes(room.errors, _SECOND)))
+    v.store_lanes(room.errors, _ERROR, where(better, found, error))
+    best, tried = v.load_lanes(room.scales, _BEST), v.load_lanes(room.scales, _TRIED)
+    v.store_lanes(room.scales, _BEST, where(better, tried, best))
 
 
 @inlined
 def _no_worse(room: Any) -> Any:
-    found, error = load_lanes(room.sums, _NONE), load_lanes(room.errors, _ERROR)
-    return above_doubles(found, error) ^ words_of(ONES)
+    found, error = v.load_lanes(room.sums, _NONE), v.load_lanes(room.errors, _ERROR)
+    return v.above_doubles(found, error) ^ v.words_of(ONES)
 
 
 @device
@@ -248,12 +236,12 @@ def _ends(amax: Any, tries: Any) -> Any:
 @device
 def _try_table(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
     """Try possible best scales of a table, largest first."""
-    scales, places, zero = room.scales, room.places, floats_of(np.float32(0))
+    scales, places, zero = room.scales, room.places, v.floats_of(np.float32(0))
     for b in range(LANES):
         places[b], places[LANES + b] = _ends(scales[_AMAX + b], tries)
         some = places[LANES + b] >= places[b] and room.errors[_LIMIT + b] > np.float64(0)
         scales[_TRIED + b] = np.float32(1) if some else np.float32(0)
-    alive = above(load_lanes(scales, _TRIED), zero)
+    alive = v.above(v.load_lanes(scales, _TRIED), zero)
     while any_lane(alive):
         for b in range(LANES):
             scales[_TRIED + b] = tries.table[max(places[LANES + b], np.int64(0))]
@@ -265,29 +253,31 @@ def _try_table(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: 
         for b in range(LANES):
             places[LANES + b] -= np.int64(1)
             scales[_TRIED + b] = np.float32(1) if places[LANES + b] >= places[b] else np.float32(0)
-        alive = alive & above(load_lanes(scales, _TRIED), zero)
+        alive = alive & v.above(v.load_lanes(scales, _TRIED), zero)
 
 
 @inlined
 def _inside(room: Any, tries: Any) -> Any:
     """Mask of tried scales above the window's lower end, approximately."""
-    factors = _factors(load_lanes(room.scales, _TRIED), tries)
-    return above(factors * floats_of(tries.reach), load_lanes(room.scales, _AMAX))
+    factors = _factors(v.load_lanes(room.scales, _TRIED), tries)
+    return v.above(factors * v.floats_of(tries.reach), v.load_lanes(room.scales, _AMAX))
 
 
 @device
 def _try_steps(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
     """Try scales down from the window's upper end by a factor."""
-    scales, none = room.scales, doubles_of(np.float64(0))
-    amax, start = load_lanes(scales, _AMAX), load_lanes(scales, _START)
-    top, step = wide_floats(amax) / doubles_of(tries.top), np.uint64(0)
-    alive = above(amax, floats_of(np.float32(0))) & above_doubles(load_lanes(room.errors, _LIMIT), none)
+    scales, none = room.scales, v.doubles_of(np.float64(0))
+    amax, start = v.load_lanes(scales, _AMAX), v.load_lanes(scales, _START)
+    top, step = v.wide_floats(amax) / v.doubles_of(tries.top), np.uint64(0)
+    alive = v.above(amax, v.floats_of(np.float32(0))) & v.above_doubles(
+        v.load_lanes(room.errors, _LIMIT), none
+    )
     while any_lane(alive):
         octave = float64_of((np.uint64(1023) - step // _PARTS) << np.uint64(52))
-        scale = top * doubles_of(tries.parts[step % _PARTS] * octave)
-        tried = where(above_doubles(scale, none), _stored(scale, tries, rule.stored), start)
-        store_lanes(scales, _TRIED, tried)
-        alive = alive & above_doubles(scale, doubles_of(tries.least)) & _inside(room, tries)
+        scale = top * v.doubles_of(tries.parts[step % _PARTS] * octave)
+        tried = where(v.above_doubles(scale, none), _stored(scale, tries, rule.stored), start)
+        v.store_lanes(scales, _TRIED, tried)
+        alive = alive & v.above_doubles(scale, v.doubles_of(tries.least)) & _inside(room, tries)
         step += np.uint64(1)
         if step % tries.checked == np.uint64(0):
             alive = _may_be_better(room, size, alive, tries, near)
@@ -300,16 +290,16 @@ def _try_steps(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: 
 @inlined
 def _is_unsure(a: Any, b: Any, power: Any) -> Any:
     """Return for which blocks the order of near errors is not certain."""
-    apart = doubles_of(apart_of(power))
-    certain = above_doubles(a, b * apart) | above_doubles(b, a * apart)
-    certain = certain & above_doubles(smaller(a, b), doubles_of(LEAST_SUM))
-    return certain ^ words_of(ONES)
+    apart = v.doubles_of(apart_of(power))
+    certain = v.above_doubles(a, b * apart) | v.above_doubles(b, a * apart)
+    certain = certain & v.above_doubles(v.smaller(a, b), v.doubles_of(LEAST_SUM))
+    return certain ^ v.words_of(ONES)
 
 
 @inlined
 def _differ(room: Any, first: Any, second: Any) -> Any:
-    a, b = load_lanes(room.scales, first), load_lanes(room.scales, second)
-    return above(a, b) | above(b, a)
+    a, b = v.load_lanes(room.scales, first), v.load_lanes(room.scales, second)
+    return v.above(a, b) | v.above(b, a)
 
 
 @inlined
@@ -321,34 +311,38 @@ def _less(
     places: of both scales, and of both errors. Where near errors do not say, both are measured exactly.
     """
     scales, errors = places
-    first, second = load_lanes(room.errors, errors[0]), load_lanes(room.errors, errors[1])
-    less = asked & above_doubles(second, first)
+    first, second = v.load_lanes(room.errors, errors[0]), v.load_lanes(room.errors, errors[1])
+    less = asked & v.above_doubles(second, first)
     if near and any_lane(asked & _is_unsure(first, second, tries.power)):
         _measure(room, size, scales[0], element, rule, tries, False)
-        store_lanes(room.errors, _EXACT, load_lanes(room.sums, _NONE))
+        v.store_lanes(room.errors, _EXACT, v.load_lanes(room.sums, _NONE))
         _measure(room, size, scales[1], element, rule, tries, False)
-        less = asked & above_doubles(load_lanes(room.sums, _NONE), load_lanes(room.errors, _EXACT))
+        less = asked & v.above_doubles(v.load_lanes(room.sums, _NONE), v.load_lanes(room.errors, _EXACT))
     return less
 
 
 @device
 def _fit(room: Any, size: Any, element: Any, rule: Any, tries: Any, near: Any) -> None:
     """Try the least-squares scales of the best codes."""
-    best, one, none = load_lanes(room.scales, _BEST), doubles_of(np.float64(1)), doubles_of(np.float64(0))
-    store_lanes(room.scales, _FACTORS, _factors(best, tries))
+    best, one, none = (
+        v.load_lanes(room.scales, _BEST),
+        v.doubles_of(np.float64(1)),
+        v.doubles_of(np.float64(0)),
+    )
+    v.store_lanes(room.scales, _FACTORS, _factors(best, tries))
     decode_lanes(room.columns, size, room.scales[_FACTORS:], element, rule.unit, tries.values, room.decoded)
     add_products(room.columns, room.decoded, room.weights, size, tries.row, room.sums)
     add_squares(room.columns, room.decoded, room.weights, size, tries.row, room.more)
-    share = load_lanes(room.sums, _NONE) / load_lanes(room.more, _NONE)
-    usable = above_doubles(share, none) & above_doubles(doubles_of(np.float64(np.inf)), share)
-    tried = _stored(wide_floats(best) * where(usable, share, one), tries, rule.stored)
-    store_lanes(room.scales, _TRIED, tried)
+    share = v.load_lanes(room.sums, _NONE) / v.load_lanes(room.more, _NONE)
+    usable = v.above_doubles(share, none) & v.above_doubles(v.doubles_of(np.float64(np.inf)), share)
+    tried = _stored(v.wide_floats(best) * where(usable, share, one), tries, rule.stored)
+    v.store_lanes(room.scales, _TRIED, tried)
     asked = _differ(room, _TRIED, _BEST) & _inside(room, tries)
     _measure(room, size, _TRIED, element, rule, tries, near)
-    store_lanes(room.errors, _FOUND, load_lanes(room.sums, _NONE))
+    v.store_lanes(room.errors, _FOUND, v.load_lanes(room.sums, _NONE))
     places = (_TRIED, _BEST), (_FOUND, _ERROR)
     better = _less(room, size, places, asked, element, rule, tries, near)
-    store_lanes(room.sums, _NONE, load_lanes(room.errors, _FOUND))
+    v.store_lanes(room.sums, _NONE, v.load_lanes(room.errors, _FOUND))
     _keep(room, asked, better)
 
 
@@ -358,42 +352,42 @@ def _search_from(room: Any, size: Any, element: Any, rule: Any, tries: Any, near
 
     near: whether to measure nearly. Returns whether that was enough.
     """
-    scales, zero, infinite = room.scales, floats_of(np.float32(0)), doubles_of(np.float64(np.inf))
-    store_lanes(scales, _BEST, load_lanes(scales, _START))
+    scales, zero, infinite = room.scales, v.floats_of(np.float32(0)), v.doubles_of(np.float64(np.inf))
+    v.store_lanes(scales, _BEST, v.load_lanes(scales, _START))
     _measure(room, size, _START, element, rule, tries, near)
-    store_lanes(room.errors, _LIMIT, load_lanes(room.sums, _NONE))
-    store_lanes(room.errors, _ERROR, infinite)
-    store_lanes(room.errors, _SECOND, infinite)
+    v.store_lanes(room.errors, _LIMIT, v.load_lanes(room.sums, _NONE))
+    v.store_lanes(room.errors, _ERROR, infinite)
+    v.store_lanes(room.errors, _SECOND, infinite)
     if tries.table.size > 0:
         _try_table(room, size, element, rule, tries, near)
     else:
         _try_steps(room, size, element, rule, tries, near)
-    amax = load_lanes(scales, _AMAX)
-    some = above(amax, zero)
+    amax = v.load_lanes(scales, _AMAX)
+    some = v.above(amax, zero)
     if near:
-        tame = above(floats_of(_TAME), amax) & above(amax, floats_of(_SMALL))
-        error, second = load_lanes(room.errors, _ERROR), load_lanes(room.errors, _SECOND)
-        if any_lane(some & ((tame ^ words_of(ONES)) | _is_unsure(error, second, tries.power))):
+        tame = v.above(v.floats_of(_TAME), amax) & v.above(amax, v.floats_of(_SMALL))
+        error, second = v.load_lanes(room.errors, _ERROR), v.load_lanes(room.errors, _SECOND)
+        if any_lane(some & ((tame ^ v.words_of(ONES)) | _is_unsure(error, second, tries.power))):
             return False
     if tries.table.size == 0:
         for _ in range(2):
             _fit(room, size, element, rule, tries, near)
     asked = some & _differ(room, _BEST, _START)
     better = _less(room, size, ((_BEST, _START), (_ERROR, _LIMIT)), asked, element, rule, tries, near)
-    store_lanes(scales, _BEST, where(better, load_lanes(scales, _BEST), zero))
+    v.store_lanes(scales, _BEST, where(better, v.load_lanes(scales, _BEST), zero))
     return True
 
 
 @device
 def _search_blocks(room: Any, size: Any, element: Any, rule: Any, tries: Any) -> None:
     """Find the best scales of 16 blocks, whose starts are known."""
-    scales, amax = room.scales, floats_of(np.float32(0))
+    scales, amax = room.scales, v.floats_of(np.float32(0))
     for i in range(size):
-        amax = larger(magnitudes(load_lanes(room.columns, i * LANES)), amax)
+        amax = v.larger(magnitudes(v.load_lanes(room.columns, i * LANES)), amax)
     if tries.row:
-        amax = floats_of(most_lane(amax))
-    store_lanes(scales, _AMAX, amax)
-    store_lanes(scales, _UNITS, units_of(amax))
+        amax = v.floats_of(most_lane(amax))
+    v.store_lanes(scales, _AMAX, amax)
+    v.store_lanes(scales, _UNITS, units_of(amax))
     if is_square(tries.power) or not _search_from(room, size, element, rule, tries, True):
         _search_from(room, size, element, rule, tries, False)
 
@@ -444,6 +438,6 @@ def long_rows(
         if tries.weighted:
             for i in range(size):
                 room.weights[i] = weights[row * tries.pitch + place * size + i]
-        store_lanes(room.scales, _START, floats_of(scales[block]))
+        v.store_lanes(room.scales, _START, v.floats_of(scales[block]))
         _search_blocks(room, size // LANES, element, rule, tries)
         scales[block] = room.scales[_BEST]

@@ -11,9 +11,8 @@ more than
     2 ** -15 of the least  +  2 ** -22 ||x||^2
 
 is worse in float64, too. Scales at or past the lower end of the window may be given a larger error: they are
-never taken. Where another scale is nearer than that, or is not plainly inside float32, the block
-is decided in float64 and in the order of the reference (:func:`decide`); of a normal distribution, one in a
-thousand.
+never taken. Where another scale is nearer than that, or is not plainly inside float32, the block is decided
+in float64 and in the order of the reference (:func:`decide`); of a normal distribution, one in a thousand.
 
 Gain that keeps it, over :mod:`.tried_scales` and a second pass, with the same bytes: 11 times the speed on
 mxfp4 and mxint8, 8.6 times on nvfp4 (512 x 2048 float32, ``scale=search``, one AVX-512 thread).
@@ -37,25 +36,12 @@ from ..encode.block_scales import (
 from ..encode.elements import EXPONENT, INFINITE, MAGIC
 from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.step_access import Elements, values_in_order
+from ..machine import vector as v
 from ..machine.descriptor import BAD_VALUE, INTEGER, MULTIPLY, OK, POWER
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
 from ..machine.named_records import unpacker
 from ..machine.reductions import any_lane, integers, multiply_add
 from ..machine.tile import NOT_FINITE, TILE, block_amax, load
-from ..machine.vector import (
-    WHOLE,
-    above,
-    bits_of,
-    floats_of,
-    floats_of_integers,
-    larger,
-    larger_bits,
-    load_lanes,
-    smaller,
-    store_lanes,
-    values_of,
-    words_of,
-)
 from .lanes import LANES, add_neighbors, magnitudes, transpose, where
 from .window_errors import float_errors, integer_errors, quarter_errors, takes_quarters
 
@@ -103,15 +89,15 @@ def factors_of(codes: Any, rule: Any) -> Any:
     """Scales of codes, whole floats; no power of two is subnormal."""
     words = integers(codes)
     if rule.how == POWER:
-        return values_of(words << words_of(np.uint32(23)))
-    shift = words_of(rule.mantissa)
-    field = larger_bits(words >> shift, words_of(np.uint32(1)))
-    steps = floats_of_integers(words - ((field - words_of(np.uint32(1))) << shift))
-    exponent = field + words_of(np.uint32(np.uint32(rule.emin - rule.mantissa) - np.uint32(1)))
-    values = steps * values_of(exponent << words_of(np.uint32(23)))
+        return v.values_of(words << v.words_of(np.uint32(23)))
+    shift = v.words_of(rule.mantissa)
+    field = v.larger_bits(words >> shift, v.words_of(np.uint32(1)))
+    steps = v.floats_of_integers(words - ((field - v.words_of(np.uint32(1))) << shift))
+    exponent = field + v.words_of(np.uint32(np.uint32(rule.emin - rule.mantissa) - np.uint32(1)))
+    values = steps * v.values_of(exponent << v.words_of(np.uint32(23)))
     if rule.inverse:
-        return values / floats_of(rule.coarse)
-    return values * floats_of(rule.coarse)
+        return values / v.floats_of(rule.coarse)
+    return values * v.floats_of(rule.coarse)
 
 
 @device
@@ -195,32 +181,34 @@ def _code_below(numbers: Any, rule: Any) -> Any:
     """Codes of largest scales not above numbers, floats; else 0."""
     drop = np.uint32(23) if rule.how == POWER else np.uint32(np.uint32(23) - rule.mantissa)
     base = np.uint32(0) if rule.how == POWER else shl32(np.uint32(rule.emin - np.uint32(1)), rule.mantissa)
-    return larger(floats_of_integers((bits_of(numbers) >> words_of(drop)) - words_of(base)), floats_of(ZERO))
+    return v.larger(
+        v.floats_of_integers((v.bits_of(numbers) >> v.words_of(drop)) - v.words_of(base)), v.floats_of(ZERO)
+    )
 
 
 @inlined
 def _highest(amax: Any, rule: Any, window: Any) -> Any:
     """Return the codes of the largest scales that can be best."""
-    halving, one = floats_of(window.halving), floats_of(ONE)
-    near = amax * floats_of(np.float32(ONE / window.halving))
+    halving, one = v.floats_of(window.halving), v.floats_of(ONE)
+    near = amax * v.floats_of(np.float32(ONE / window.halving))
     if rule.how != POWER:
-        near = near * floats_of(rule.coarse if rule.inverse else np.float32(ONE / rule.coarse))
-    codes = smaller(_code_below(near, rule) + one, floats_of(np.float32(window.last)))
+        near = near * v.floats_of(rule.coarse if rule.inverse else np.float32(ONE / rule.coarse))
+    codes = v.smaller(_code_below(near, rule) + one, v.floats_of(np.float32(window.last)))
     for _ in range(2):
-        inside = above(amax, factors_of(codes, rule) * halving)
-        codes = larger(where(inside, codes, codes - one), floats_of(ZERO))
+        inside = v.above(amax, factors_of(codes, rule) * halving)
+        codes = v.larger(where(inside, codes, codes - one), v.floats_of(ZERO))
     return codes
 
 
 @inlined
 def _near_factors(codes: Any, rule: Any, by: Any) -> Any:
     """Scales of codes times units, a few ulps off; by: coarser."""
-    words = integers(larger(codes, floats_of(ONE)))
+    words = integers(v.larger(codes, v.floats_of(ONE)))
     if rule.how == POWER:
-        return values_of(words << words_of(np.uint32(23))) * by
-    bits = words << words_of(np.uint32(np.uint32(23) - rule.mantissa))
+        return v.values_of(words << v.words_of(np.uint32(23))) * by
+    bits = words << v.words_of(np.uint32(np.uint32(23) - rule.mantissa))
     lift = shl32(np.uint32(rule.emin - np.uint32(1)), np.uint32(23))
-    return values_of(bits + words_of(lift)) * by
+    return v.values_of(bits + v.words_of(lift)) * by
 
 
 @device
@@ -234,25 +222,25 @@ def search_lanes(
     decided in float64; the codes of the largest scales that can be best, or -1 where these are still to be
     found; what elements are divided or multiplied by.
     """
-    zero, one, infinite = floats_of(ZERO), floats_of(ONE), floats_of(INFINITE)
+    zero, one, infinite = v.floats_of(ZERO), v.floats_of(ONE), v.floats_of(INFINITE)
     amax = squares = zero
     for i in range(size):
-        x = load_lanes(columns, i * LANES)
-        amax, squares = larger(magnitudes(x), amax), multiply_add(x, x, squares)
-    start, normal = load_lanes(starts, np.uint64(0)), floats_of(np.float32(window.normal))
+        x = v.load_lanes(columns, i * LANES)
+        amax, squares = v.larger(magnitudes(x), amax), multiply_add(x, x, squares)
+    start, normal = v.load_lanes(starts, np.uint64(0)), v.floats_of(np.float32(window.normal))
     codes = high = _highest(amax, rule, window)
     # The start must be tried, half of every scale be one, and squares be normal numbers.
-    factors, large = factors_of(high, rule), floats_of(_LARGEST)
-    hard = above(start, high) | above(normal, high) | above(normal, start)
-    hard = hard | above(amax, large) | above(factors, large) | above(floats_of(_LEAST), factors)
+    factors, large = factors_of(high, rule), v.floats_of(_LARGEST)
+    hard = v.above(start, high) | v.above(normal, high) | v.above(normal, start)
+    hard = hard | v.above(amax, large) | v.above(factors, large) | v.above(v.floats_of(_LEAST), factors)
     coarse = ONE if rule.how == POWER else np.float32(ONE / rule.coarse) if rule.inverse else rule.coarse
-    by = floats_of(np.float32(coarse * rule.unit))
+    by = v.floats_of(np.float32(coarse * rule.unit))
     quarters = takes_quarters(element, window)
-    units = floats_of(np.float32(coarse * rule.unit * (_QUARTER if quarters else ONE)))
-    slack = multiply_add(squares, floats_of(_ABSOLUTE), floats_of(_TINY))
+    units = v.floats_of(np.float32(coarse * rule.unit * (_QUARTER if quarters else ONE)))
+    slack = multiply_add(squares, v.floats_of(_ABSOLUTE), v.floats_of(_TINY))
     best = second = infinite
-    picked, most = start, floats_of(np.float32(np.float32(window.most / rule.unit) * _BEYOND))
-    alive = above(amax, zero) & (hard ^ words_of(ONES))
+    picked, most = start, v.floats_of(np.float32(np.float32(window.most / rule.unit) * _BEYOND))
+    alive = v.above(amax, zero) & (hard ^ v.words_of(ONES))
     while any_lane(alive):
         lower = codes - one
         own, after = _near_factors(codes, rule, units), _near_factors(lower, rule, units)
@@ -267,27 +255,27 @@ def search_lanes(
             where(alive, error * own * own, infinite),
             where(alive, other * after * after, infinite),
         )
-        nearer = above(best, error)
-        second = smaller(second, where(nearer, best, error))
+        nearer = v.above(best, error)
+        second = v.smaller(second, where(nearer, best, error))
         best, picked = where(nearer, error, best), where(nearer, codes, picked)
-        nearer = above(best, other)
-        second = smaller(second, where(nearer, best, other))
+        nearer = v.above(best, other)
+        second = v.smaller(second, where(nearer, best, other))
         best, picked = where(nearer, other, best), where(nearer, lower, picked)
         codes = lower - one
-        past = larger(amax - _near_factors(codes, rule, by) * most, zero)
-        alive = alive & above(multiply_add(best, floats_of(_NEAR), slack), past * past)
-        few = alive & above(normal, codes - one)
-        hard, alive = hard | few, alive & (few ^ words_of(ONES))
-    near = hard | above(multiply_add(best, floats_of(_NEAR), slack), second)
-    store_lanes(found, np.uint64(0), picked)
-    store_lanes(found, LANES, values_of(near & above(amax, zero) & words_of(np.uint32(0x3F800000))))
-    store_lanes(found, LANES + LANES, where(hard, floats_of(np.float32(-1)), high))
+        past = v.larger(amax - _near_factors(codes, rule, by) * most, zero)
+        alive = alive & v.above(multiply_add(best, v.floats_of(_NEAR), slack), past * past)
+        few = alive & v.above(normal, codes - one)
+        hard, alive = hard | few, alive & (few ^ v.words_of(ONES))
+    near = hard | v.above(multiply_add(best, v.floats_of(_NEAR), slack), second)
+    v.store_lanes(found, np.uint64(0), picked)
+    v.store_lanes(found, LANES, v.values_of(near & v.above(amax, zero) & v.words_of(np.uint32(0x3F800000))))
+    v.store_lanes(found, LANES + LANES, where(hard, v.floats_of(np.float32(-1)), high))
     if element.scaling == MULTIPLY:
-        factors = values_of((words_of(np.uint32(254)) - integers(picked)) << words_of(np.uint32(23)))
+        factors = v.values_of((v.words_of(np.uint32(254)) - integers(picked)) << v.words_of(np.uint32(23)))
     else:
-        factors = factors_of(picked, rule) * floats_of(rule.unit)
-    changed = above(picked, start) | above(start, picked)
-    store_lanes(found, LANES + LANES + LANES, where(changed, factors, load_lanes(starts, LANES)))
+        factors = factors_of(picked, rule) * v.floats_of(rule.unit)
+    changed = v.above(picked, start) | v.above(start, picked)
+    v.store_lanes(found, LANES + LANES + LANES, where(changed, factors, v.load_lanes(starts, LANES)))
 
 
 @device
@@ -296,19 +284,19 @@ def load_columns(
 ) -> None:
     """Load up to 16 blocks as columns, magnitudes unless ``signed``; zero-filled."""
     count, total = blocks * size, size * LANES
-    for i in range(np.uint64(0), count - count % WHOLE, WHOLE):
+    for i in range(np.uint64(0), count - count % v.WHOLE, v.WHOLE):
         a, b = values_in_order(x, at + i)
         if not signed:
             a, b = magnitudes(a), magnitudes(b)
-        store_lanes(own, i, a)
-        store_lanes(own, i + LANES, b)
-    rest = count % WHOLE
+        v.store_lanes(own, i, a)
+        v.store_lanes(own, i + LANES, b)
+    rest = count % v.WHOLE
     if rest > np.uint64(0):
         load(x, at + count - rest, rest, kind, own[count - rest : count])
         for i in range(count - rest, count):
             own[i] = own[i] if signed else np.float32(abs(own[i]))
     for i in range(count, total, LANES):
-        store_lanes(own, i, floats_of(np.float32(0)))
+        v.store_lanes(own, i, v.floats_of(np.float32(0)))
     for i in range(np.uint64(0), size, LANES):
         transpose(own, i, size, columns, i * LANES, LANES)
 
@@ -332,7 +320,7 @@ def search_blocks(
     for b in range(blocks, LANES):
         starts[b] = starts[LANES + b] = ONE
     search_lanes(columns, size, starts, element, rule, window, found)
-    unsure = any_lane(bits_of(load_lanes(found, LANES)))
+    unsure = any_lane(v.bits_of(v.load_lanes(found, LANES)))
     for b in range(blocks):
         factors[b] = found[48 + b]
         if unsure and found[LANES + b] > ZERO:

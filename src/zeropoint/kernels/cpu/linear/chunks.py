@@ -5,19 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import Flag, UInt64
+from ..machine import vector as v
 from ..machine.intrinsics import bits32, by_dtype, device, float32_of, inlined, scratch
 from ..machine.named_records import unpacker
-from ..machine.vector import (
-    STEP,
-    bits_of,
-    floats_of,
-    floats_of_integers,
-    load_lanes,
-    load_nibbles,
-    octets_of,
-    store_lanes,
-    words_of,
-)
 from .panels import PANEL, multiply_panel, multiply_panel_groups, pack_block
 from .products import (
     HIGH,
@@ -111,12 +101,12 @@ class RowCodes(NamedTuple):
 def unpack_rows(packed: Any, matrix: Any, first: Any, last: Any, target: Any) -> None:
     """Bring rows ``first`` to ``last`` of 4-bit codes to bytes, two's complement."""
     sign = np.uint8(8) if matrix.signed else np.uint8(0)
-    whole = matrix.cols - matrix.cols % np.uint64(STEP)
+    whole = matrix.cols - matrix.cols % np.uint64(v.STEP)
     for n in range(first, last):
         begin, to = n * matrix.row_bytes, (n - first) * matrix.cols
-        for i in range(ZERO, whole, np.uint64(STEP)):
-            codes = load_nibbles(packed, begin + i // TWO)
-            store_lanes(target, to + i, (codes ^ octets_of(sign)) - octets_of(sign))
+        for i in range(ZERO, whole, np.uint64(v.STEP)):
+            codes = v.load_nibbles(packed, begin + i // TWO)
+            v.store_lanes(target, to + i, (codes ^ v.octets_of(sign)) - v.octets_of(sign))
         for i in range(whole, matrix.cols):
             byte = packed[begin + i // TWO]
             code = np.uint8(byte >> np.uint8(4)) if i % TWO > ZERO else np.uint8(byte & np.uint8(15))
@@ -262,18 +252,18 @@ def finish_row(
     matrix, scales, bias = weights.matrix, weights.scales, weights.bias
     whole, lanes = count - count % np.uint64(LANES), np.uint64(LANES)
     biased, raw, moved = len(bias) > 0, not matrix.grouped, len(sums) > 0
-    factor = floats_of(scale)
+    factor = v.floats_of(scale)
     for i in range(ZERO, whole, lanes):
-        y = load_lanes(out, at + i)
+        y = v.load_lanes(out, at + i)
         if raw:
-            total = bits_of(y)
+            total = v.bits_of(y)
             if moved:
-                total = total + words_of(move) * bits_of(load_lanes(sums, i))
-            y = floats_of_integers(total) * load_lanes(scales, first + i)
+                total = total + v.words_of(move) * v.bits_of(v.load_lanes(sums, i))
+            y = v.floats_of_integers(total) * v.load_lanes(scales, first + i)
         y = y * factor
         if biased:
-            y = y + load_lanes(bias, first + i)
-        store_lanes(out, at + i, y)
+            y = y + v.load_lanes(bias, first + i)
+        v.store_lanes(out, at + i, y)
     for i in range(whole, count):
         t = out[at + i]
         if raw:

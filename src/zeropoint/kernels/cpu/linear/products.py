@@ -26,23 +26,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from ..machine import intrinsics as m
 from ..machine.compilers import x86_has
-from ..machine.intrinsics import (
-    ANY,
-    F32,
-    I8,
-    I16,
-    I32,
-    I64,
-    INDEX,
-    address,
-    call,
-    instruction,
-    load_from,
-    store_at,
-    tools,
-    tuple_of,
-)
 
 HIGH = 4
 """Rows of the input of a tile."""
@@ -67,7 +52,7 @@ class TileKind:
 
 QUADS = TileKind(lanes=64, wide=4, sums=16, rows=256, chunk=1 << 18)
 PAIRS = TileKind(lanes=16, wide=2, sums=8, rows=64, chunk=1 << 16)
-_KINDS = {I8: QUADS, I16: PAIRS, F32: PAIRS}
+_KINDS = {m.I8: QUADS, m.I16: PAIRS, m.F32: PAIRS}
 SHIFT = 128
 """What 8-bit codes are moved by, from those with a sign to those without, or back."""
 
@@ -79,12 +64,12 @@ def adds_quads() -> bool:
 
 def shuffled(builder: Any, u: Any, v: Any, lanes: list[int]) -> Any:
     """Shuffle two vectors by lane numbers; the second's follow the first's."""
-    return builder.shuffle_vector(u, v, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+    return builder.shuffle_vector(u, v, ir.Constant(ir.VectorType(m.I32, len(lanes)), lanes))
 
 
 def zeroed(builder: Any, kind: Any, count: int) -> list[Any]:
     """Return ``count`` variables for vectors, zero; LLVM keeps them in registers."""
-    made = [tools.alloca_once(builder, kind) for _ in range(count)]
+    made = [m.tools.alloca_once(builder, kind) for _ in range(count)]
     for variable in made:
         builder.store(ir.Constant(kind, [0] * kind.count), variable)
     return made
@@ -96,8 +81,8 @@ def neighbor_sums(builder: Any, a: Any, b: Any) -> Any:
     In 32 bits.
     """
     if x86_has("avx2"):
-        return call(builder, ir.VectorType(I32, a.type.count // 2), "llvm.x86.avx2.pmadd.wd", a, b)
-    wide = ir.VectorType(I32, a.type.count)
+        return m.call(builder, ir.VectorType(m.I32, a.type.count // 2), "llvm.x86.avx2.pmadd.wd", a, b)
+    wide = ir.VectorType(m.I32, a.type.count)
     return _neighbors_added(builder, builder.mul(builder.sext(a, wide), builder.sext(b, wide)), 2)
 
 
@@ -112,8 +97,8 @@ def add_quads(builder: Any, total: Any, positive: Any, signed: Any) -> Any:
     """Add products of 64 uint8 by 64 int8 to 16 int32."""
     if adds_quads():
         codes = (builder.bitcast(v, total.type) for v in (positive, signed))
-        return call(builder, total.type, "llvm.x86.avx512.vpdpbusd.512", total, *codes)
-    wide = ir.VectorType(I32, positive.type.count)
+        return m.call(builder, total.type, "llvm.x86.avx512.vpdpbusd.512", total, *codes)
+    wide = ir.VectorType(m.I32, positive.type.count)
     products = builder.mul(builder.zext(positive, wide), builder.sext(signed, wide))
     return builder.add(total, _neighbors_added(builder, products, 4))
 
@@ -122,7 +107,7 @@ def add_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     """Add ``a * b`` to floats, fused where the processor does that."""
     if not x86_has("fma"):
         return builder.fadd(total, builder.fmul(a, b))
-    return call(builder, total.type, f"llvm.fma.v{total.type.count}f32", a, b, total)
+    return m.call(builder, total.type, f"llvm.fma.v{total.type.count}f32", a, b, total)
 
 
 def sums_of_lanes(builder: Any, add: Any, four: list[Any]) -> Any:
@@ -148,15 +133,15 @@ class _Tile:
     def __init__(self, builder: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any) -> None:
         self.builder, self._steps, self._out = builder, steps, out
         lane, self.high = codes[0].type.pointee, len(codes[1])
-        self.kind, self.floats = _KINDS[lane], lane == F32
-        self.results = ir.VectorType(F32, self.kind.sums)
-        self._sums = self.results if self.floats else ir.VectorType(I32, self.kind.sums)
-        self._codes, self._weights = self._places(codes, lane), self._places(weight, I8)
-        self._starts = self._places(starts, I32)
+        self.kind, self.floats = _KINDS[lane], lane == m.F32
+        self.results = ir.VectorType(m.F32, self.kind.sums)
+        self._sums = self.results if self.floats else ir.VectorType(m.I32, self.kind.sums)
+        self._codes, self._weights = self._places(codes, lane), self._places(weight, m.I8)
+        self._starts = self._places(starts, m.I32)
 
     def _places(self, operand: Any, lane: Any) -> list[Any]:
         array, indices = operand
-        return [address(self.builder, array, index, lane) for index in indices]
+        return [m.address(self.builder, array, index, lane) for index in indices]
 
     def variables(self, kind: Any) -> list[list[Any]]:
         """Return variables for a vector a pair of rows, zero."""
@@ -168,12 +153,12 @@ class _Tile:
         for row, place in zip(totals, self._starts, strict=True):
             begin = ir.Constant(self._sums, [0] * self.kind.sums)
             if self.kind is QUADS:
-                begin = load_from(builder, place, builder.mul(group, I64(self.kind.sums)), self._sums)
+                begin = m.load_from(builder, place, builder.mul(group, m.I64(self.kind.sums)), self._sums)
             for total in row:
                 builder.store(begin, total)
-        start = builder.mul(group, builder.mul(self._steps, I64(self.kind.lanes)))
-        with tools.for_range(builder, self._steps) as loop:
-            at = builder.add(start, builder.mul(loop.index, I64(self.kind.lanes)))
+        start = builder.mul(group, builder.mul(self._steps, m.I64(self.kind.lanes)))
+        with m.tools.for_range(builder, self._steps) as loop:
+            at = builder.add(start, builder.mul(loop.index, m.I64(self.kind.lanes)))
             if self.floats:
                 self._add_floats(totals, at)
             elif self.kind is QUADS:
@@ -183,35 +168,35 @@ class _Tile:
         return totals
 
     def _add_quads(self, totals: list[list[Any]], at: Any) -> None:
-        builder, bytes_of = self.builder, ir.VectorType(I8, self.kind.lanes)
+        builder, bytes_of = self.builder, ir.VectorType(m.I8, self.kind.lanes)
         shift = ir.Constant(bytes_of, [-SHIFT] * self.kind.lanes)
-        weights = [builder.xor(load_from(builder, place, at, bytes_of), shift) for place in self._weights]
+        weights = [builder.xor(m.load_from(builder, place, at, bytes_of), shift) for place in self._weights]
         for place, row in zip(self._codes, totals, strict=True):
-            codes = load_from(builder, place, at, bytes_of)
+            codes = m.load_from(builder, place, at, bytes_of)
             for total, weight in zip(row, weights, strict=True):
                 builder.store(add_quads(builder, builder.load(total), weight, codes), total)
 
     def _add_pairs(self, totals: list[list[Any]], at: Any) -> None:
         builder, count = self.builder, self.kind.lanes
-        wide, narrow = (ir.VectorType(lane, count) for lane in (I16, I8))
-        weights = [builder.sext(load_from(builder, place, at, narrow), wide) for place in self._weights]
+        wide, narrow = (ir.VectorType(lane, count) for lane in (m.I16, m.I8))
+        weights = [builder.sext(m.load_from(builder, place, at, narrow), wide) for place in self._weights]
         for place, row in zip(self._codes, totals, strict=True):
-            codes = load_from(builder, place, at, wide)
+            codes = m.load_from(builder, place, at, wide)
             for total, weight in zip(row, weights, strict=True):
                 more = neighbor_sums(builder, codes, weight)
                 builder.store(builder.add(builder.load(total), more), total)
 
     def _add_floats(self, totals: list[list[Any]], at: Any) -> None:
         builder, count = self.builder, self.results.count
-        wide, narrow = (ir.VectorType(lane, count) for lane in (I32, I8))
+        wide, narrow = (ir.VectorType(lane, count) for lane in (m.I32, m.I8))
         for half in range(0, self.kind.lanes, count):
-            begin = builder.add(at, I64(half))
+            begin = builder.add(at, m.I64(half))
             weights = [
-                builder.sitofp(builder.sext(load_from(builder, place, begin, narrow), wide), self.results)
+                builder.sitofp(builder.sext(m.load_from(builder, place, begin, narrow), wide), self.results)
                 for place in self._weights
             ]
             for place, row in zip(self._codes, totals, strict=True):
-                values = load_from(builder, place, begin, self.results)
+                values = m.load_from(builder, place, begin, self.results)
                 for total, weight in zip(row, weights, strict=True):
                     builder.store(add_product(builder, builder.load(total), values, weight), total)
 
@@ -231,7 +216,7 @@ class _Tile:
         for r, place in enumerate(places):
             four = fours[r // at_once]
             own = shuffled(builder, four, four, [wide * (r % at_once) + c for c in range(wide)])
-            store_at(builder, own, array, place, 4)
+            m.store_at(builder, own, array, place, 4)
 
     def scale_lanes(self, results: list[list[Any]], totals: list[list[Any]], scales: list[Any]) -> None:
         """Add a group's float sums, times its scale, to ``results``, lane-wise."""
@@ -250,18 +235,18 @@ class _Tile:
             builder.store(add_product(builder, builder.load(result), found, factor), result)
 
     def _vector(self, numbers: list[Any]) -> Any:
-        made = ir.Constant(ir.VectorType(F32, len(numbers)), ir.Undefined)
+        made = ir.Constant(ir.VectorType(m.F32, len(numbers)), ir.Undefined)
         for lane, number in enumerate(numbers):
-            made = self.builder.insert_element(made, number, I32(lane))
+            made = self.builder.insert_element(made, number, m.I32(lane))
         return made
 
 
 def _number_of(number: Callable[[TileKind], int]) -> Any:
     """Build a number of the tile for codes like these."""
 
-    @instruction(types.uint64, ANY)
+    @m.instruction(types.uint64, m.ANY)
     def find(builder: Any, codes: Any) -> Any:
-        return I64(number(_KINDS[codes.type.pointee]))
+        return m.I64(number(_KINDS[codes.type.pointee]))
 
     return find
 
@@ -271,32 +256,32 @@ lanes_of, wide_of, chunk_of = (_number_of(operator.attrgetter(name)) for name in
 
 
 def _few(given: Any) -> Any:
-    return tuple_of(types.uint64, (QUADS if given[0].dtype == types.int8 else PAIRS).wide)
+    return m.tuple_of(types.uint64, (QUADS if given[0].dtype == types.int8 else PAIRS).wide)
 
 
-@instruction(_few, ANY, ANY)
+@m.instruction(_few, m.ANY, m.ANY)
 def first_of(builder: Any, codes: Any, four: Any) -> Any:
     """First of four numbers, as many as a tile has weight rows."""
-    return tools.pack_array(builder, four[: _KINDS[codes.type.pointee].wide])
+    return m.tools.pack_array(builder, four[: _KINDS[codes.type.pointee].wide])
 
 
-@instruction(types.void, ANY, INDEX, INDEX, ANY, INDEX)
+@m.instruction(types.void, m.ANY, m.INDEX, m.INDEX, m.ANY, m.INDEX)
 def start_sums(builder: Any, codes: Any, at: Any, steps: Any, starts: Any, place: Any) -> None:
     """Write 16 lanes of what shifted weights add to a sum, negated.
 
     codes: int8, ``steps`` of 64 from ``at`` on. starts: int32.
     """
-    sums, bytes_of = ir.VectorType(I32, QUADS.sums), ir.VectorType(I8, QUADS.lanes)
+    sums, bytes_of = ir.VectorType(m.I32, QUADS.sums), ir.VectorType(m.I8, QUADS.lanes)
     (total,) = zeroed(builder, sums, 1)
-    first = address(builder, codes, at)
-    with tools.for_range(builder, steps) as loop:
-        found = load_from(builder, first, builder.mul(loop.index, I64(QUADS.lanes)), bytes_of)
+    first = m.address(builder, codes, at)
+    with m.tools.for_range(builder, steps) as loop:
+        found = m.load_from(builder, first, builder.mul(loop.index, m.I64(QUADS.lanes)), bytes_of)
         shift = ir.Constant(bytes_of, [-SHIFT] * QUADS.lanes)
         builder.store(add_quads(builder, builder.load(total), shift, found), total)
-    store_at(builder, builder.neg(builder.load(total)), starts, place, 4)
+    m.store_at(builder, builder.neg(builder.load(total)), starts, place, 4)
 
 
-@instruction(types.void, ANY, ANY, INDEX, ANY, ANY)
+@m.instruction(types.void, m.ANY, m.ANY, m.INDEX, m.ANY, m.ANY)
 def multiply_rows(builder: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any) -> None:
     """Write bits of int32 sums of products, row r by column c.
 
@@ -305,10 +290,10 @@ def multiply_rows(builder: Any, codes: Any, weight: Any, steps: Any, starts: Any
     from ``places[r]`` on where codes are int8. out: float32, the sums from ``places[r]`` on.
     """
     tile = _Tile(builder, codes, weight, steps, starts, out)
-    tile.store(tile.added(tile.add_group(I64(0))))
+    tile.store(tile.added(tile.add_group(m.I64(0))))
 
 
-@instruction(types.void, ANY, ANY, INDEX, ANY, ANY, ANY, INDEX)
+@m.instruction(types.void, m.ANY, m.ANY, m.INDEX, m.ANY, m.ANY, m.ANY, m.INDEX)
 def multiply_groups(
     builder: Any, codes: Any, weight: Any, steps: Any, starts: Any, out: Any, scales: Any, groups: Any
 ) -> None:
@@ -323,10 +308,12 @@ def multiply_groups(
     if tile.floats:
         lanes = tile.variables(tile.results)
     else:
-        numbers = zeroed(builder, ir.VectorType(F32, 4), -(-tile.high * tile.kind.wide // 4))
-    with tools.for_range(builder, groups) as group:
+        numbers = zeroed(builder, ir.VectorType(m.F32, 4), -(-tile.high * tile.kind.wide // 4))
+    with m.tools.for_range(builder, groups) as group:
         totals = tile.add_group(group.index)
-        own = [load_from(builder, address(builder, array, at, F32), group.index, F32, 4) for at in places]
+        own = [
+            m.load_from(builder, m.address(builder, array, at, m.F32), group.index, m.F32, 4) for at in places
+        ]
         if tile.floats:
             tile.scale_lanes(lanes, totals, own)
         else:

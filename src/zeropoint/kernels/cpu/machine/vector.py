@@ -20,22 +20,8 @@ from numba import types
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
+from . import intrinsics as m
 from .float16 import narrowed, widened
-from .intrinsics import (
-    ANY,
-    F32,
-    F64,
-    FIRST,
-    I8,
-    I16,
-    I32,
-    I64,
-    INDEX,
-    instruction,
-    load_from,
-    store_at,
-    stream_at,
-)
 
 # None of these has types.
 _lower: Any = lower_builtin
@@ -69,12 +55,12 @@ class VectorModel(models.PrimitiveModel):
         super().__init__(manager, kind, kind.lanes)  # type: ignore[no-untyped-call]
 
 
-FLOATS = Vector("floats", F32, STEP // 2, types.float32)
-WORDS = Vector("words", I32, STEP // 2, types.uint32)
-HALVES = Vector("halves", I16, STEP, types.uint16)
-OCTETS = Vector("octets", I8, STEP, types.uint8)
-DOUBLES = Vector("doubles", F64, STEP // 2, types.float64)
-LONGS = Vector("longs", I64, STEP // 4, types.uint64)
+FLOATS = Vector("floats", m.F32, STEP // 2, types.float32)
+WORDS = Vector("words", m.I32, STEP // 2, types.uint32)
+HALVES = Vector("halves", m.I16, STEP, types.uint16)
+OCTETS = Vector("octets", m.I8, STEP, types.uint8)
+DOUBLES = Vector("doubles", m.F64, STEP // 2, types.float64)
+LONGS = Vector("longs", m.I64, STEP // 4, types.uint64)
 
 
 def _define(symbol: Callable[..., Any], name: str, kind: Vector) -> None:
@@ -102,7 +88,7 @@ for _kind in (WORDS, HALVES, OCTETS, LONGS):
 
 def indices(lanes: list[int]) -> Any:
     """Return the constant that a shuffle takes."""
-    return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+    return ir.Constant(ir.VectorType(m.I32, len(lanes)), lanes)
 
 
 def _constant(kind: Vector, value: int) -> Any:
@@ -112,12 +98,12 @@ def _constant(kind: Vector, value: int) -> Any:
 def in_all_lanes(builder: Any, scalar: Any, lanes: Any) -> Any:
     """Vector of LLVM type ``lanes`` with one number in all lanes."""
     empty = ir.Constant(lanes, ir.Undefined)
-    first = builder.insert_element(empty, scalar, I32(0))
+    first = builder.insert_element(empty, scalar, m.I32(0))
     return builder.shuffle_vector(first, empty, indices([0] * lanes.count))
 
 
 def _splatter(kind: Vector) -> Any:
-    @instruction(kind, kind.scalar)
+    @m.instruction(kind, kind.scalar)
     def splat(builder: Any, x: Any) -> Any:
         return in_all_lanes(builder, x, kind.lanes)
 
@@ -131,11 +117,11 @@ floats_of, words_of, halves_of, octets_of, doubles_of, longs_of = (
 
 
 def _joiner(kind: Vector) -> Any:
-    @instruction(kind, kind.scalar, kind.scalar)
+    @m.instruction(kind, kind.scalar, kind.scalar)
     def join(builder: Any, first: Any, second: Any) -> Any:
         pair = ir.Constant(kind.lanes, ir.Undefined)
         for lane, scalar in enumerate((first, second)):
-            pair = builder.insert_element(pair, scalar, I32(lane))
+            pair = builder.insert_element(pair, scalar, m.I32(lane))
         half = kind.count // 2
         return builder.shuffle_vector(pair, pair, indices([0] * half + [1] * half))
 
@@ -152,91 +138,91 @@ def _kind_of(given: Any) -> Any:
     return kind or {16: HALVES, 8: OCTETS}[dtype.bitwidth]
 
 
-@instruction(_kind_of, ANY, INDEX)
+@m.instruction(_kind_of, m.ANY, m.INDEX)
 def load_lanes(builder: Any, array: Any, at: Any) -> Any:
     """Load neighbors: 32 of 16 or 8 bits, 8 uint64, else 16."""
     (kind,) = (k for k in (FLOATS, WORDS, DOUBLES, LONGS, HALVES, OCTETS) if k.lane == array.type.pointee)
-    return load_from(builder, array, at, kind.lanes)
+    return m.load_from(builder, array, at, kind.lanes)
 
 
-@instruction(types.void, ANY, INDEX, ANY)
+@m.instruction(types.void, m.ANY, m.INDEX, m.ANY)
 def store_lanes(builder: Any, array: Any, at: Any, value: Any) -> None:
     """Store all lanes at ``array[at]``, any alignment."""
-    store_at(builder, value, array, at)
+    m.store_at(builder, value, array, at)
 
 
-@instruction(types.void, ANY, INDEX, ANY)
+@m.instruction(types.void, m.ANY, m.INDEX, m.ANY)
 def stream_lanes(builder: Any, array: Any, at: Any, value: Any) -> None:
     """Store 64 bytes at an aligned ``array[at]``, past the cache."""
-    stream_at(builder, value, array, at, 64)
+    m.stream_at(builder, value, array, at, 64)
 
 
-@instruction(types.void, ANY, INDEX, OCTETS)
+@m.instruction(types.void, m.ANY, m.INDEX, OCTETS)
 def store_nibbles(builder: Any, array: Any, at: Any, codes: Any) -> None:
     """Store the low nibbles of 32 octets as 16 bytes, low first."""
     count = STEP // 2
-    pairs = ir.VectorType(I16, count)
+    pairs = ir.VectorType(m.I16, count)
     value = builder.bitcast(codes, pairs)
     low = builder.and_(value, pairs([0x000F] * count))
     high = builder.and_(builder.lshr(value, pairs([4] * count)), pairs([0x00F0] * count))
-    store_at(builder, builder.trunc(builder.or_(low, high), ir.VectorType(I8, count)), array, at)
+    m.store_at(builder, builder.trunc(builder.or_(low, high), ir.VectorType(m.I8, count)), array, at)
 
 
-@instruction(types.void, ANY, INDEX, HALVES)
+@m.instruction(types.void, m.ANY, m.INDEX, HALVES)
 def store_low_nibbles(builder: Any, array: Any, at: Any, codes: Any) -> None:
     """Store the low nibbles of 32 halves as 16 bytes, low first."""
     pairs = builder.bitcast(codes, WORDS.lanes)
     high = builder.and_(builder.lshr(pairs, _constant(WORDS, 12)), _constant(WORDS, 0xF0))
     both = builder.or_(builder.and_(pairs, _constant(WORDS, 0xF)), high)
-    store_at(builder, builder.trunc(both, ir.VectorType(I8, STEP // 2)), array, at)
+    m.store_at(builder, builder.trunc(both, ir.VectorType(m.I8, STEP // 2)), array, at)
 
 
-@instruction(types.void, ANY, INDEX, WORDS, WORDS)
+@m.instruction(types.void, m.ANY, m.INDEX, WORDS, WORDS)
 def store_nibble_pairs(builder: Any, array: Any, at: Any, first: Any, second: Any) -> None:
     """Store low nibbles of two vectors' words, first below second: 16 bytes."""
     low = builder.and_(first, _constant(WORDS, 0xF))
     both = builder.or_(low, builder.shl(second, _constant(WORDS, 4)))
-    store_at(builder, builder.trunc(both, ir.VectorType(I8, STEP // 2)), array, at)
+    m.store_at(builder, builder.trunc(both, ir.VectorType(m.I8, STEP // 2)), array, at)
 
 
-@instruction(types.void, ANY, INDEX, OCTETS)
+@m.instruction(types.void, m.ANY, m.INDEX, OCTETS)
 def store_pairs_of_bits(builder: Any, array: Any, at: Any, codes: Any) -> None:
     """Store the low two bits of 32 octets as 8 bytes."""
-    fours = ir.VectorType(I32, STEP // 4)
+    fours = ir.VectorType(m.I32, STEP // 4)
     value = builder.and_(builder.bitcast(codes, fours), fours([0x03030303] * fours.count))
     both = builder.or_(value, builder.lshr(value, fours([6] * fours.count)))
     both = builder.or_(both, builder.lshr(both, fours([12] * fours.count)))
-    store_at(builder, builder.trunc(both, ir.VectorType(I8, fours.count)), array, at)
+    m.store_at(builder, builder.trunc(both, ir.VectorType(m.I8, fours.count)), array, at)
 
 
-@instruction(types.void, ANY, INDEX, WORDS, WORDS)
+@m.instruction(types.void, m.ANY, m.INDEX, WORDS, WORDS)
 def store_pairs_of_bits_of_words(builder: Any, array: Any, at: Any, first: Any, second: Any) -> None:
     """Store low two bits of two vectors' words, first below second."""
     low = builder.and_(first, _constant(WORDS, 3))
     high = builder.and_(builder.shl(second, _constant(WORDS, 2)), _constant(WORDS, 12))
     both = builder.bitcast(builder.or_(low, high), LONGS.lanes)
     both = builder.or_(both, builder.lshr(both, _constant(LONGS, 28)))
-    store_at(builder, builder.trunc(both, ir.VectorType(I8, LONGS.count)), array, at)
+    m.store_at(builder, builder.trunc(both, ir.VectorType(m.I8, LONGS.count)), array, at)
 
 
-@instruction(types.void, ANY, INDEX, WORDS)
+@m.instruction(types.void, m.ANY, m.INDEX, WORDS)
 def store_low_octets(builder: Any, array: Any, at: Any, value: Any) -> None:
     """Store the low bytes of 16 words."""
-    store_at(builder, builder.trunc(value, ir.VectorType(I8, STEP // 2)), array, at)
+    m.store_at(builder, builder.trunc(value, ir.VectorType(m.I8, STEP // 2)), array, at)
 
 
-@instruction(OCTETS, ANY, INDEX)
+@m.instruction(OCTETS, m.ANY, m.INDEX)
 def load_nibbles(builder: Any, array: Any, at: Any) -> Any:
     """Load 16 bytes as 32 octets below 16, low nibble first."""
     count = STEP // 2
-    pairs = ir.VectorType(I16, count)
-    wide = builder.zext(load_from(builder, array, at, ir.VectorType(I8, count)), pairs)
+    pairs = ir.VectorType(m.I16, count)
+    wide = builder.zext(m.load_from(builder, array, at, ir.VectorType(m.I8, count)), pairs)
     wide = builder.or_(wide, builder.shl(wide, pairs([4] * count)))
     return builder.bitcast(builder.and_(wide, pairs([0x0F0F] * count)), OCTETS.lanes)
 
 
 def _cast(source: Vector, target: Vector, convert: str) -> Any:
-    @instruction(target, source)
+    @m.instruction(target, source)
     def cast(builder: Any, x: Any) -> Any:
         return getattr(builder, convert)(x, target.lanes)
 
@@ -256,7 +242,7 @@ def _part(second: bool, source: Vector, convert: Callable[[Any, Any], Any], targ
     half = STEP // 2
     lanes = list(range(half, STEP) if second else range(half))
 
-    @instruction(target, source)
+    @m.instruction(target, source)
     def part(builder: Any, x: Any) -> Any:
         return convert(builder, builder.shuffle_vector(x, x, indices(lanes)))
 
@@ -283,11 +269,11 @@ first_octets, second_octets = (_part(second, OCTETS, _widen_octets, WORDS) for s
 def _narrow(target: Vector, shift: int) -> Any:
     """Build the conversion of 2 x 16 words to ``target``, from ``shift``."""
 
-    @instruction(target, WORDS, WORDS)
+    @m.instruction(target, WORDS, WORDS)
     def narrow(builder: Any, first: Any, second: Any) -> Any:
         both = builder.shuffle_vector(first, second, indices(list(range(STEP))))
         if shift:
-            both = builder.lshr(both, ir.VectorType(I32, STEP)([shift] * STEP))
+            both = builder.lshr(both, ir.VectorType(m.I32, STEP)([shift] * STEP))
         return builder.trunc(both, target.lanes)
 
     return narrow
@@ -297,13 +283,13 @@ low_halves, high_halves, low_octets = _narrow(HALVES, 0), _narrow(HALVES, 16), _
 """The low 16, high 16 or low 8 bits of the first and last 16 elements."""
 
 
-@instruction(HALVES, FLOATS, FLOATS)
+@m.instruction(HALVES, FLOATS, FLOATS)
 def float16_of_floats(builder: Any, first: Any, second: Any) -> Any:
     """Round 2 x 16 floats to float16 bits, half to even."""
     return narrowed(builder, builder.shuffle_vector(first, second, indices(list(range(STEP)))))
 
 
-@instruction(FIRST, ANY, FIRST)
+@m.instruction(m.FIRST, m.ANY, m.FIRST)
 def shift_signed(builder: Any, x: Any, by: Any) -> Any:
     """Shift halves or words right and fill with the sign."""
     return builder.ashr(x, by)
@@ -312,7 +298,7 @@ def shift_signed(builder: Any, x: Any, by: Any) -> Any:
 def _choice(comparison: str, symbol: str) -> Any:
     """Build the lane-wise ``a if a <symbol> b else b``."""
 
-    @instruction(FIRST, ANY, FIRST)
+    @m.instruction(m.FIRST, m.ANY, m.FIRST)
     def choose(builder: Any, a: Any, b: Any) -> Any:
         return builder.select(getattr(builder, comparison)(symbol, a, b), a, b)
 
@@ -328,7 +314,7 @@ larger_signed, smaller_signed = _choice("icmp_signed", ">"), _choice("icmp_signe
 def _mask(comparison: str, symbol: str, kind: Vector, result: Vector) -> Any:
     """Build the lane-wise comparison that gives all ones or all zeros."""
 
-    @instruction(result, kind, kind)
+    @m.instruction(result, kind, kind)
     def compare(builder: Any, a: Any, b: Any) -> Any:
         return builder.sext(getattr(builder, comparison)(symbol, a, b), result.lanes)
 

@@ -8,26 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..machine import vector as v
 from ..machine.intrinsics import LINE, by_dtype, device, float32_of, inlined, prefetch_far, scratch
 from ..machine.tile import BFLOAT16, FLOAT32, ordered, value_of_key
-from ..machine.vector import (
-    HALF,
-    WHOLE,
-    bits_of,
-    first_float16,
-    halves_of,
-    larger_bits,
-    larger_signed,
-    load_lanes,
-    pairs_of,
-    second_float16,
-    smaller_bits,
-    smaller_signed,
-    store_lanes,
-    values_of,
-    wide_floats,
-    words_of,
-)
 from .count import FINITE, start_columns, unpack_runs
 from .sums import (
     ANY_REACH,
@@ -58,25 +41,25 @@ def larger_ends(ends: Any, bits: Any, one: Any) -> Any:
     """
     top, first, high, low = ends
     less = bits - one
-    top, first = larger_bits(top, bits), smaller_bits(first, less)
-    return top, first, larger_signed(high, bits), smaller_signed(low, less)
+    top, first = v.larger_bits(top, bits), v.smaller_bits(first, less)
+    return top, first, v.larger_signed(high, bits), v.smaller_signed(low, less)
 
 
 @inlined
 def load_ends(ends: Any, i: Any) -> Any:
     """Return the ends of a cache line's columns."""
     top, first, high, low = ends
-    return load_lanes(top, i), load_lanes(first, i), load_lanes(high, i), load_lanes(low, i)
+    return v.load_lanes(top, i), v.load_lanes(first, i), v.load_lanes(high, i), v.load_lanes(low, i)
 
 
 @inlined
 def store_ends(ends: Any, i: Any, found: Any) -> None:
     """Store the ends of a cache line's columns."""
     top, first, high, low = ends
-    store_lanes(top, i, found[0])
-    store_lanes(first, i, found[1])
-    store_lanes(high, i, found[2])
-    store_lanes(low, i, found[3])
+    v.store_lanes(top, i, found[0])
+    v.store_lanes(first, i, found[1])
+    v.store_lanes(high, i, found[2])
+    v.store_lanes(low, i, found[3])
 
 
 def _ends_of(kind: Any) -> Any:
@@ -94,13 +77,15 @@ _ends_for = by_dtype(float32=_ends_of(np.uint32), uint16=_ends_of(np.uint16), in
 @inlined
 def _floats_of_bfloat16(x: Any, bits: Any) -> Any:
     """Widen 32 numbers of 16 bits exactly, in the order of :func:`total_of`."""
-    pairs = pairs_of(bits)
-    return values_of(pairs << words_of(np.uint32(16))), values_of(pairs & words_of(np.uint32(0xFFFF0000)))
+    pairs = v.pairs_of(bits)
+    return v.values_of(pairs << v.words_of(np.uint32(16))), v.values_of(
+        pairs & v.words_of(np.uint32(0xFFFF0000))
+    )
 
 
 @inlined
 def _floats_of_float16(x: Any, bits: Any) -> Any:
-    return first_float16(bits), second_float16(bits)
+    return v.first_float16(bits), v.second_float16(bits)
 
 
 _floats_of_halves = by_dtype(uint16=_floats_of_bfloat16, int16=_floats_of_float16)
@@ -109,31 +94,31 @@ _floats_of_halves = by_dtype(uint16=_floats_of_bfloat16, int16=_floats_of_float1
 @inlined
 def _add_words(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> None:
     """Add the cache lines from column ``i`` on of ``count`` rows."""
-    (totals, ends), one, size = sums, words_of(np.uint32(1)), words_of(MAGNITUDE)
-    found, total = load_ends(ends, i), load_lanes(totals, i)
+    (totals, ends), one, size = sums, v.words_of(np.uint32(1)), v.words_of(MAGNITUDE)
+    found, total = load_ends(ends, i), v.load_lanes(totals, i)
     for r in range(count):
         place = at + r * blocks + i
         prefetch_far(x, place + count * blocks)
-        bits = bits_of(load_lanes(x, place))
+        bits = v.bits_of(v.load_lanes(x, place))
         found = larger_ends(found, bits, one)
-        total = total + wide_floats(values_of(bits & size))
-    store_lanes(totals, i, total)
+        total = total + v.wide_floats(v.values_of(bits & size))
+    v.store_lanes(totals, i, total)
     store_ends(ends, i, found)
 
 
 @inlined
 def _add_halves(x: Any, at: Any, count: Any, blocks: Any, i: Any, sums: Any) -> None:
-    (totals, ends), one, size = sums, halves_of(np.uint16(1)), halves_of(np.uint16(0x7FFF))
-    found, first, second = load_ends(ends, i), load_lanes(totals, i), load_lanes(totals, i + HALF)
+    (totals, ends), one, size = sums, v.halves_of(np.uint16(1)), v.halves_of(np.uint16(0x7FFF))
+    found, first, second = load_ends(ends, i), v.load_lanes(totals, i), v.load_lanes(totals, i + v.HALF)
     for r in range(count):
         place = at + r * blocks + i
         prefetch_far(x, place + count * blocks)
-        bits = load_lanes(x, place)
+        bits = v.load_lanes(x, place)
         found = larger_ends(found, bits, one)
-        u, v = _floats_of_halves(x, bits & size)
-        first, second = first + wide_floats(u), second + wide_floats(v)
-    store_lanes(totals, i, first)
-    store_lanes(totals, i + HALF, second)
+        u, w = _floats_of_halves(x, bits & size)
+        first, second = first + v.wide_floats(u), second + v.wide_floats(w)
+    v.store_lanes(totals, i, first)
+    v.store_lanes(totals, i + v.HALF, second)
     store_ends(ends, i, found)
 
 
@@ -164,8 +149,8 @@ def _total(x: Any, totals: Any, i: Any) -> Any:
 
 @inlined
 def _total_of_pairs(x: Any, totals: Any, i: Any) -> Any:
-    lane = i % WHOLE
-    return totals[i - lane + lane % np.uint64(2) * HALF + lane // np.uint64(2)]
+    lane = i % v.WHOLE
+    return totals[i - lane + lane % np.uint64(2) * v.HALF + lane // np.uint64(2)]
 
 
 total_of = by_dtype(float32=_total, uint16=_total_of_pairs, int16=_total)

@@ -9,23 +9,13 @@ from ..decode.rows import decode, stored_scales
 from ..decode.steps import PackedSteps, StepScales, ValueTarget, can_decode_steps, decode_steps
 from ..encode.rows import parameter_row
 from ..encode.step_access import values_in_order
+from ..machine import vector as v
 from ..machine.descriptor import ZERO_NONE
 from ..machine.intrinsics import device, float32_of, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
 from ..machine.reductions import largest_lane, sum_of_lanes, sum_of_words
 from ..machine.tile import TILE, clear, factor_cut, factor_shift, fetch_ahead, load, spread
-from ..machine.vector import (
-    HALF,
-    WHOLE,
-    above,
-    bits_of,
-    floats_of,
-    larger_bits,
-    load_lanes,
-    values_of,
-    words_of,
-)
 
 ONE = np.uint64(1)
 CHUNK = np.uint64(512)
@@ -77,7 +67,7 @@ def _block_of(tile: Any, extent: Any, block: Any) -> Any:
     """Middle of a block's codes, distance without clipping, and its offset."""
     factor, offset = tile.factors[block], tile.added[block]
     middle = (extent.middle - tile.zeros[block]) * factor + offset
-    return floats_of(middle), floats_of(extent.reach * abs(factor)), floats_of(offset)
+    return v.floats_of(middle), v.floats_of(extent.reach * abs(factor)), v.floats_of(offset)
 
 
 @device
@@ -89,31 +79,33 @@ def measure_steps(x: Any, at: Any, begin: Any, count: Any, tile: Any, extent: An
     """
     decoded, shift = tile.values, tile.shift
     end = begin + count
-    magnitude = words_of(np.uint32(0x7FFFFFFF))
-    clipped, worst = words_of(np.uint32(0)), words_of(np.uint32(0))
+    magnitude = v.words_of(np.uint32(0x7FFFFFFF))
+    clipped, worst = v.words_of(np.uint32(0)), v.words_of(np.uint32(0))
     for start in range(begin, end, CHUNK):
-        squares, errors = floats_of(np.float32(0)), floats_of(np.float32(0))
+        squares, errors = v.floats_of(np.float32(0)), v.floats_of(np.float32(0))
         i, stop = np.uint64(start), min(start + CHUNK, end)
         while i < stop:
-            first, second = i >> shift, (i + HALF) >> shift
+            first, second = i >> shift, (i + v.HALF) >> shift
             middle, reach, more = _block_of(tile, extent, first)
             next_middle, next_reach, next_more = middle, reach, more
             edge = min((first + ONE) << shift, stop)
             if second != first:  # a block is half a step
                 next_middle, next_reach, next_more = _block_of(tile, extent, second)
-                edge = i + WHOLE
+                edge = i + v.WHOLE
             while i < edge:
                 a, b = values_in_order(x, at + i)
-                off = bits_of(a - middle) & magnitude
-                clipped = clipped - above(values_of(off), reach)
-                off = bits_of(b - next_middle) & magnitude
-                clipped = clipped - above(values_of(off), next_reach)
+                off = v.bits_of(a - middle) & magnitude
+                clipped = clipped - v.above(v.values_of(off), reach)
+                off = v.bits_of(b - next_middle) & magnitude
+                clipped = clipped - v.above(v.values_of(off), next_reach)
                 squares = squares + (a * a + b * b)
-                a = a - (load_lanes(decoded, i) + more)
-                b = b - (load_lanes(decoded, i + HALF) + next_more)
+                a = a - (v.load_lanes(decoded, i) + more)
+                b = b - (v.load_lanes(decoded, i + v.HALF) + next_more)
                 errors = errors + (a * a + b * b)
-                worst = larger_bits(worst, larger_bits(bits_of(a) & magnitude, bits_of(b) & magnitude))
-                i += WHOLE
+                worst = v.larger_bits(
+                    worst, v.larger_bits(v.bits_of(a) & magnitude, v.bits_of(b) & magnitude)
+                )
+                i += v.WHOLE
         sums[0] += np.float64(sum_of_lanes(squares))
         sums[1] += np.float64(sum_of_lanes(errors))
     sums[2] = max(sums[2], np.float64(float32_of(largest_lane(worst))))
@@ -181,7 +173,7 @@ def rows_at_once(layout: Any, most: Any, last: Any) -> Any:
     """
     flat = layout.row_div == np.uint64(1) and layout.row_mod >= last
     regular = flat and layout.cols % layout.block == 0 and layout.cols * layout.bits % np.uint64(8) == 0
-    stepwise = layout.cols % WHOLE == 0 and factor_shift(layout.block, most) > np.uint64(0)
+    stepwise = layout.cols % v.WHOLE == 0 and factor_shift(layout.block, most) > np.uint64(0)
     return max(most // layout.cols, np.uint64(1)) if regular and stepwise else np.uint64(1)
 
 
@@ -226,7 +218,7 @@ def measure_rows(arrays: Any, desc: Any, extent: Any, first: Any, last: Any) -> 
                 own, own_zeros = per_block[first_block:], zero_points[first_block:]
                 own_added = added[first_block:]
                 fetch_ahead(x, at + chunk + n, n)
-                whole = shift > np.uint64(0) and n % WHOLE == 0
+                whole = shift > np.uint64(0) and n % v.WHOLE == 0
                 if narrow or not whole:
                     load_codes(source, byte_at, n, layout.bits, codes)
                 stepped = whole and known

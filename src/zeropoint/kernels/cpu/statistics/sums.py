@@ -14,23 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..encode.block_scales import power_of
+from ..machine import vector as v
 from ..machine.intrinsics import bits32, by_dtype, device, inlined, prefetch_far, scratch
 from ..machine.reductions import any_below, sum_of_doubles
 from ..machine.tile import FLOAT32, NOTHING, TILE, run_keys, value_of_key
-from ..machine.vector import (
-    HALF,
-    STEP,
-    WHOLE,
-    bits_of,
-    doubles_of,
-    halves_of,
-    load_lanes,
-    pairs_of,
-    smaller_bits,
-    values_of,
-    wide_floats,
-    words_of,
-)
 from .count import FINITE, FRACTION_BITS, PANEL, unpack_runs, widened
 
 FRACTION = np.uint64(0x7FFFFF)
@@ -134,18 +121,18 @@ def add_words(words: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> 
     for an exact sum, their neighbors in a step, and those behind the last whole step are added to block ``b``
     one by one.
     """
-    one, size, total = words_of(np.uint32(1)), words_of(MAGNITUDE), doubles_of(np.float64(0))
-    least = words_of(limit_of(fewer_exponents(*far), np.uint32(23)))
-    whole = at + count // WHOLE * WHOLE
-    for i in range(at, whole, WHOLE):
+    one, size, total = v.words_of(np.uint32(1)), v.words_of(MAGNITUDE), v.doubles_of(np.float64(0))
+    least = v.words_of(limit_of(fewer_exponents(*far), np.uint32(23)))
+    whole = at + count // v.WHOLE * v.WHOLE
+    for i in range(at, whole, v.WHOLE):
         prefetch_far(words, i + AHEAD)
-        prefetch_far(words, i + AHEAD + HALF)
-        u, v = bits_of(load_lanes(words, i)) & size, bits_of(load_lanes(words, i + HALF)) & size
-        if any_below(smaller_bits(u - one, v - one), least):
-            for n in range(i, i + WHOLE):
+        prefetch_far(words, i + AHEAD + v.HALF)
+        u, w = v.bits_of(v.load_lanes(words, i)) & size, v.bits_of(v.load_lanes(words, i + v.HALF)) & size
+        if any_below(v.smaller_bits(u - one, w - one), least):
+            for n in range(i, i + v.WHOLE):
                 add_magnitude(bits32(words[n]) & MAGNITUDE, limbs, b)
         else:
-            total = total + (wide_floats(values_of(u)) + wide_floats(values_of(v)))
+            total = total + (v.wide_floats(v.values_of(u)) + v.wide_floats(v.values_of(w)))
     for i in range(whole, at + count):
         add_magnitude(bits32(words[i]) & MAGNITUDE, limbs, b)
     return total
@@ -157,24 +144,24 @@ def add_halves(x: Any, at: Any, count: Any, far: Any, limbs: Any, b: Any) -> Any
 
     Four of them, of 8 bits, that lie near each other have a sum that float32 holds, unless it overflows.
     """
-    one, size, total = halves_of(np.uint16(1)), halves_of(np.uint16(0x7FFF)), doubles_of(np.float64(0))
-    half, upper = words_of(np.uint32(16)), words_of(np.uint32(0x7FFF0000))
+    one, size, total = v.halves_of(np.uint16(1)), v.halves_of(np.uint16(0x7FFF)), v.doubles_of(np.float64(0))
+    half, upper = v.words_of(np.uint32(16)), v.words_of(np.uint32(0x7FFF0000))
     near = fewer_exponents(far[0], REACH_OF_FOUR) if far[0] < LEAST_OVER else np.uint32(FINITE)
-    of_four = halves_of(np.uint16(limit_of(near, np.uint32(7))))
-    least = halves_of(np.uint16(limit_of(fewer_exponents(*far), np.uint32(7))))
+    of_four = v.halves_of(np.uint16(limit_of(near, np.uint32(7))))
+    least = v.halves_of(np.uint16(limit_of(fewer_exponents(*far), np.uint32(7))))
     whole = at + count // FOURS * FOURS
     for i in range(at, whole, FOURS):
         prefetch_far(x, i + AHEAD)
-        prefetch_far(x, i + AHEAD + WHOLE)
-        u, v = load_lanes(x, i) & size, load_lanes(x, i + STEP) & size
-        p, q, found = pairs_of(u), pairs_of(v), smaller_bits(u - one, v - one)
-        first, second = values_of(p << half), values_of(p & upper)
-        third, fourth = values_of(q << half), values_of(q & upper)
+        prefetch_far(x, i + AHEAD + v.WHOLE)
+        u, w = v.load_lanes(x, i) & size, v.load_lanes(x, i + v.STEP) & size
+        p, q, found = v.pairs_of(u), v.pairs_of(w), v.smaller_bits(u - one, w - one)
+        first, second = v.values_of(p << half), v.values_of(p & upper)
+        third, fourth = v.values_of(q << half), v.values_of(q & upper)
         if not any_below(found, of_four):
-            total = total + wide_floats((first + second) + (third + fourth))
+            total = total + v.wide_floats((first + second) + (third + fourth))
         elif not any_below(found, least):
-            total = total + (wide_floats(first) + wide_floats(second))
-            total = total + (wide_floats(third) + wide_floats(fourth))
+            total = total + (v.wide_floats(first) + v.wide_floats(second))
+            total = total + (v.wide_floats(third) + v.wide_floats(fourth))
         else:
             for n in range(i, i + FOURS):
                 add_magnitude((np.uint32(x[n]) << np.uint32(16)) & MAGNITUDE, limbs, b)

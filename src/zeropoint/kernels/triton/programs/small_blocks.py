@@ -10,16 +10,7 @@ import triton.language as tl
 
 from ....ops.lowering import How, Kind
 from .code_bytes import bytes_of, store_codes
-from .element_codes import (
-    below_the_end,
-    codes_of,
-    float32,
-    larger,
-    largest,
-    ratio_of,
-    ratios,
-    usual,
-)
+from .element_codes import below_the_end, codes_of, float32, larger, largest, ratio_of, ratios, usual
 from .held_scales import chosen_scales, factors_of
 from .rounding_modes import piece_noise
 
