@@ -271,6 +271,21 @@ def test_a_model_all_of_whose_weights_are_stored_transposed_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_a_step_that_rescales_experts_that_files_have_transposed_is_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.AriaTextConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=512, moe_num_experts=2, moe_topk=1, moe_num_shared_experts=1,
+        max_position_embeddings=128, pad_token_id=0,
+    )  # fmt: skip
+    transformers.AriaTextForCausalLM(config).save_pretrained(tmp_path / "in")
+    options = {"method": "smooth+gptq", "calibration": ids(), "force": True}
+    with pytest.raises(
+        zp.UnsupportedError, match=r"experts\.fc\d\.weight' is stored transposed, .* leave the"
+    ):
+        zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", "int8:channel", **options)
+
+
 def test_a_decoder_behind_an_encoder_is_given_its_tokens(tmp_path: Path) -> None:
     config = transformers.T5Config(
         d_model=64, d_ff=64, d_kv=32, num_heads=2, num_layers=2, vocab_size=512, decoder_start_token_id=0
