@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from torch import nn
 
 import zeropoint as zp
@@ -48,6 +49,15 @@ def test_a_wrong_type_of_an_option_of_a_function_about_models_is_named(
     given = (nn.Linear(4, 4), "int8:channel")[: 2 if name in ("quantize_model", "prepare") else 1]
     with pytest.raises(zp.OptionError, match=rf"^{next(iter(wrong))}= is of type \w+; pass "):
         getattr(zp, name)(*given, **wrong)
+
+
+def test_what_a_function_checks_by_itself_keeps_its_sentence() -> None:
+    with pytest.raises(zp.DtypeError, match=r"^x \(a list\) must be a torch\.Tensor"):
+        zp.compare([1.0], "int8")  # type: ignore[arg-type]
+    with pytest.raises(zp.CalibrationError, match=r"^data \(a int\) must be an iterable of batches"):
+        zp.quantize_model(nn.Linear(32, 32), "int4:g32", method="gptq", calibration=5)  # type: ignore[arg-type]
+    with pytest.raises(zp.UnsupportedError, match=r"^op \(='yes'\) must be one of choose_params, "):
+        zp.explain(torch.ones(2), "int8", op="yes")
 
 
 def test_a_name_that_no_function_has_is_said_with_the_function() -> None:

@@ -297,11 +297,17 @@ def explain(x: torch.Tensor, scheme: str | Scheme, op: str = "quantize_dynamic")
         scheme: a :class:`~zeropoint.Scheme` or its text form, such as ``"int4:g128"``.
         op: the name of an operator, such as ``"quantize"``.
 
+    Raises:
+        UnsupportedError: for another operator.
+
     Example:
         >>> explain(torch.zeros(4, dtype=torch.float64), "int8", op="dequantize").chosen
         'reference'
     """
-    return registry.explain(library.request(registry.Op(op), x, Scheme.parse(scheme)))
+    known = {member.value: member for member in registry.Op}
+    if op not in known:
+        raise UnsupportedError(f"op (={op!r}) must be one of {', '.join(known)}")
+    return registry.explain(library.request(known[op], x, Scheme.parse(scheme)))
 
 
 def _require_valid(params: QuantizationParams, x: torch.Tensor) -> None:

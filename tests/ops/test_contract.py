@@ -24,6 +24,7 @@ from zeropoint import (
     ShapeError,
 )
 from zeropoint.ops import reference
+from zeropoint.ops.library import only_backend
 from zeropoint.schemes import PRESETS
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -538,3 +539,13 @@ def test_more_than_two_to_the_31_elements_have_correct_last_rows() -> None:
     values = q.dequantize()
     assert torch.equal(values[-1], values[0])
     assert torch.equal(values[-1], zp.quantize(x[0].contiguous(), "int4:tensor").dequantize())
+
+
+def test_a_least_scale_that_its_format_rounds_to_zero_makes_zeros() -> None:
+    """ModelOpt's least scale, 2 ** -9, is stored as 0 in ue3m4."""
+    x = torch.randn(64, 512) * torch.exp2(-torch.arange(64.0)).unsqueeze(1)
+    scheme = "e2m1:g16:scale=ue3m4:scale2=float32@tensor:dialect=modelopt"
+    with only_backend("cpu"):
+        q = zp.quantize(x, scheme)
+    with only_backend("reference"):
+        assert torch.equal(q.data, zp.quantize(x, scheme).data)

@@ -165,18 +165,18 @@ def test_rules_name_layers_as_files_have_them_where_transformers_cuts_or_renames
     blocks = [f"nomic_bert.encoder.layers.{n}" for n in range(2)]
     scales = {"attn.Wqkv": 1.0, "mlp.fc11": 100.0, "mlp.fc12": 0.01}
     tensors = {
-        f"{block}.{name}.weight": written.weight(96, 128) * scale
+        f"{block}.{name}.weight": written.weight(384, 128) * scale
         for block in blocks
         for name, scale in scales.items()
     }
-    asked = {"model_type": "nomic_bert", "architectures": ["NomicBertModel"], "hidden_size": 128}
+    asked = {"model_type": "nomic_bert", "architectures": ["NomicBertForMaskedLM"], "hidden_size": 128}
     source = save(tmp_path / "in", tensors, asked | {"num_hidden_layers": 2, "num_attention_heads": 2})
     result = searched(source, "6bpw", "w4a16,w8a16")
     sets = {tuple(weight.module for weight in choice.layer.weights) for choice in result.chosen}
     joined = {(f"{block}.mlp.fc11", f"{block}.mlp.fc12") for block in blocks}
     assert sets == {(f"{block}.attn.Wqkv",) for block in blocks} | joined
     made = make_plan(open_source(source), result.recipe, limits=ONE)
-    assert {name for weight in made.weights for name in weight.reader.names} == tensors.keys()
+    assert tensors.keys() <= {name for weight in made.weights for name in weight.reader.names}
 
 
 def test_experts_of_a_layer_get_one_scheme_by_one_rule(tmp_path: Path) -> None:

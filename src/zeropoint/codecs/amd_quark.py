@@ -173,7 +173,7 @@ class Quark(Codec):
     """See the module and :class:`Codec`."""
 
     name = "quark"
-    title = "the layouts of Quark"
+    title = "the layout of Quark"
     presets = MappingProxyType(
         {
             "w4a16": Preset(weight="int4:g128" + _INT),

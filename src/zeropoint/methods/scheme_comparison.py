@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ def _facts(each: ComparedScheme) -> dict[str, Any]:
     return {"name": each.name, "scheme": each.scheme, **finite}
 
 
-@by_signature
+@partial(by_signature, but=("x",))
 def compare(
     x: torch.Tensor,
     schemes: Iterable[str | Scheme] | str,

@@ -80,7 +80,7 @@ def convert(prepared: nn.Module, *, inplace: bool = False) -> Conversion:
     return Conversion(model=guarded(replaced.get(target, target)), layers=records)
 
 
-@partial(by_signature, but=("model", "recipe"))
+@partial(by_signature, but=("model", "recipe", "calibration"))
 def quantize_model(  # noqa: PLR0913 (a model, a recipe, and the options of it)
     model: nn.Module, recipe: Recipe | str, *, method: str | None = None, quality: str | None = None,
     ignore: Iterable[str] | str = (), fit: bool = False,
