@@ -143,10 +143,10 @@ def test_quantizing_dequantized_values_again_returns_the_codes(search: settings)
         again = zp.quantize(q.dequantize(), q.params)
         assert torch.equal(zp.dequantize(again), q.dequantize())
         # Codes of one value are one code, but of 0, and of blocks whose late scale is stored as 0.
-        told = q.dequantize() != 0
+        distinct = q.dequantize() != 0
         if "_late" in scheme:
-            told &= spread(q, q.scales[0]) != 0
-        assert torch.equal(again.codes[told], q.codes[told])
+            distinct &= spread(q, q.scales[0]) != 0
+        assert torch.equal(again.codes[distinct], q.codes[distinct])
 
     search_for_a_counterexample(holds, search)
 
