@@ -1,5 +1,6 @@
 """Channels that are rescaled: what absorbs them, and that models stay what they are."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -181,7 +182,7 @@ def test_a_weight_that_two_modules_share_absorbs_nothing() -> None:
     assert list(rescalable(model)) == ["1"]
 
 
-def rescaled(model: nn.Module, method: str) -> dict[str, ChannelFold]:
+def rescaled(model: nn.Module, method: str, steps: Steps | None = None) -> dict[str, ChannelFold]:
     """What a method folds into a model."""
     into, made = Solved(), method_named(method)
     with unfused(model) as root:
@@ -190,8 +191,22 @@ def rescaled(model: nn.Module, method: str) -> dict[str, ChannelFold]:
             for name, module in root.named_modules()
             if type(module) is nn.Linear and name != "lm_head"
         ]
-        solve(root, [{"input_ids": tokens(2, n)} for n in range(8)], tasks, Steps(), into)
+        solve(root, [{"input_ids": tokens(2, n)} for n in range(8)], tasks, steps or Steps(), into)
     return {name: fold for block in into.rescaled.values() for name, fold in block.folds.items()}
+
+
+def test_channels_without_a_place_in_files_keep_their_scale_and_others_do_not() -> None:
+    model = uneven()
+    every = rescaled(model, "smooth+mse")
+
+    def storable(folds: Mapping[str, ChannelFold]) -> bool:
+        return not any("input_layernorm" in name for name in folds)
+
+    some = rescaled(model, "smooth+mse", Steps(storable=storable))
+    assert any("input_layernorm" in name for name in every)
+    assert some
+    assert not any("input_layernorm" in name for name in some)
+    assert {name for name in every if ".mlp." in name} <= some.keys()
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))

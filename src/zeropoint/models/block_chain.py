@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from ..errors import CalibrationError, UnsupportedError
+from ..methods.channels import ChannelFold
 from .calibrate import run_model
 from .part_memo import MarkedOutput
 from .tensor_files import TensorLike, append_tensor, read_tensor, scratch_folder
@@ -48,6 +49,8 @@ class Steps:
         at_once: takes the bytes that rounding the weights of a block together takes, and the bytes of each
             window besides; returns how many run at the same time, and raises where none fits. As many
             as there are workers if None.
+        storable: takes channel folds by parameter, and returns whether the files of the model have a place
+            for each; inputs whose folds have none are not rescaled. All of them have one if None.
 
     Raises:
         CalibrationError: for a dtype that is not one of floats.
@@ -63,6 +66,7 @@ class Steps:
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     memo: int = 1 << 30
     at_once: Callable[[int, int], int] | None = None
+    storable: Callable[[Mapping[str, ChannelFold]], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not self.dtype.is_floating_point:

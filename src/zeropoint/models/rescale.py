@@ -7,14 +7,14 @@ the near side of another, as values of attention are, so that both vectors are k
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from ..errors import CalibrationError
+from ..errors import CalibrationError, count
 from ..methods.channels import ChannelFold, numbers_of
 from ..methods.rescaling import ChannelReader, Channels, Rescaling, rescaled
 from .absorbers import Absorber, BlockProbe, absorber_of, are_absorbers, outputs_differ
@@ -29,7 +29,7 @@ class RescaledBlock:
     Args:
         folds: what is folded into its parameters, by name.
         notes: what each step found for each input, empty where it changes nothing.
-        refused: why nothing is rescaled although steps found something.
+        refused: why inputs that could be rescaled are not.
     """
 
     folds: Mapping[str, ChannelFold]
@@ -135,25 +135,52 @@ def rescale(
             best = rescaled(step, channels)
             notes.append(f"{found.readers[0]}: {step.name} {best.note}" if bool(best.steps.any()) else "")
             x = x / numbers_of(best.steps).float()
-            _fold(folds, probe.modules, found, best.steps)
+            if bool(best.steps.any()):
+                _add(folds, folds_of(probe, found, best.steps))
     return RescaledBlock(folds=folds, notes=tuple(notes))
 
 
-def _fold(
-    folds: dict[str, ChannelFold], modules: Mapping[str, nn.Module], found: Absorber, steps: torch.Tensor
-) -> None:
-    """Add what rescaling a site means for the parameters on its sides."""
-    if not bool(steps.any()):
-        return
-    module = modules[found.name]
+def folds_of(probe: BlockProbe, found: Absorber, steps: torch.Tensor) -> dict[str, ChannelFold]:
+    """Return the folds of the parameters on both sides of a rescaled site.
+
+    steps: (channels,), by which each channel is divided; see :func:`numbers_of`.
+    """
+    module = probe.modules[found.name]
     rows = steps.new_zeros(len(module.get_parameter("weight")))
     rows[found.first + found.place] = -steps
-    more = {f"{found.name}.weight": ChannelFold(rows=rows, one=found.one)}
+    folds = {f"{found.name}.weight": ChannelFold(rows=rows, one=found.one)}
     if module._parameters.get("bias") is not None:
-        more[f"{found.name}.bias"] = ChannelFold(rows=rows)
-    more |= {f"{name}.weight": ChannelFold(columns=steps) for name in found.readers}
+        folds[f"{found.name}.bias"] = ChannelFold(rows=rows)
+    return folds | {f"{name}.weight": ChannelFold(columns=steps) for name in found.readers}
+
+
+def _add(folds: dict[str, ChannelFold], more: Mapping[str, ChannelFold]) -> None:
     for name, fold in more.items():
         folds[name] = folds[name].then(fold) if name in folds else fold
+
+
+def stored(
+    probe: BlockProbe,
+    absorbers: Sequence[Absorber],
+    storable: Callable[[Mapping[str, ChannelFold]], bool] | None,
+) -> tuple[Sequence[Absorber], str]:
+    """Return the absorbers that files can hold, and a sentence of others.
+
+    storable: see :class:`~.block_chain.Steps`.
+    """
+
+    def fits(some: Iterable[Absorber]) -> bool:
+        folds: dict[str, ChannelFold] = {}
+        for found in some:
+            _add(folds, folds_of(probe, found, torch.ones_like(found.place)))
+        return storable is None or storable(folds)
+
+    if fits(absorbers):
+        return absorbers, ""
+    known = [found for found in absorbers if fits([found])]
+    left = [found.readers[0] for found in absorbers if found not in known]
+    more = f" and {count(len(left) - 1, 'more input')} of its block" if len(left) > 1 else ""
+    return known, f"channels of {left[0]}{more} are not rescaled: the files have these weights otherwise"
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from .rescale import (
     require_same_outputs,
     rescalable,
     rescale,
+    stored,
     two_sided,
 )
 from .site_inputs import EVERY, Shelf, SiteInputs, is_held, kin_of, loss_on
@@ -152,8 +153,8 @@ class _Block:
         readers = {name: probe.modules[name] for name in two_sided(probe.modules)}
         wanted = {task.layer for task in self._tasks if rescalings_of(task.method)}
         sites = [site for site in sites_of(self._once, readers, ()) if not wanted.isdisjoint(site.readers)]
-        known = absorbers.of(prefix, probe, sites)
-        first = [Site(readers=found.readers, stage=0) for found in known]
+        known, left = stored(probe, absorbers.of(prefix, probe, sites), self._steps.storable)
+        first = [Site(readers=each.readers, stage=0) for each in known]
         with Shelf(self._steps.spill or self._steps.folder) as kept:
             observed = self._observed(first, first, Shelf(None), kept, statistics=False)
             inputs = {
@@ -171,7 +172,8 @@ class _Block:
             )
             for task in self._tasks
         ]  # fmt: skip
-        return require_same_outputs(probe, rescale(probe, known, quantized, inputs), self._root)
+        found = replace(rescale(probe, known, quantized, inputs), refused=left)
+        return require_same_outputs(probe, found, self._root)
 
     def _once(self) -> Any:
         """Run the block on the first batch, and return what it gives."""

@@ -1,6 +1,7 @@
 """A quality of a checkpoint: its bytes are those of the method, and the report says what it fell back on."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -271,19 +272,27 @@ def test_a_model_all_of_whose_weights_are_stored_transposed_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_step_that_rescales_experts_that_files_have_transposed_is_refused(tmp_path: Path) -> None:
+def test_a_step_leaves_inputs_of_weights_that_files_have_otherwise(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.AriaTextConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, vocab_size=512, moe_num_experts=2, moe_topk=1, moe_num_shared_experts=1,
         max_position_embeddings=128, pad_token_id=0,
     )  # fmt: skip
     transformers.AriaTextForCausalLM(config).save_pretrained(tmp_path / "in")
     options = {"method": "smooth+gptq", "calibration": ids(), "force": True}
-    with pytest.raises(
-        zp.UnsupportedError, match=r"experts\.fc\d\.weight' is stored transposed, .* leave the"
-    ):
-        zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", "int8:channel", **options)
+    result = zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", "int8:channel", **options)
+    rescaled = next(note for note in result.notes if "not rescaled" in note)
+    assert re.fullmatch(
+        r"channels of model\.layers\.0\.\S+ and \d more inputs of its block are not rescaled: the files have "
+        r"these weights otherwise; likewise in 1 more block",
+        rescaled,
+    )
+    names = json.loads((tmp_path / "out/zeropoint_rescaled.json").read_text())["tensors"]
+    assert any(name.endswith("v_proj.weight") for name in names)
+    assert not any(".experts." in name for name in names)  # which are stored transposed
+    assert {weight.method for weight in result.plan.weights if "v_proj" in weight.module} == {"smooth+gptq"}
+    assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").ok
 
 
 def test_a_decoder_behind_an_encoder_is_given_its_tokens(tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ def of_rescaling(found: Iterable[RescaledBlock]) -> Iterator[str]:
     if blocks:
         done = f"{sum(map(bool, notes))} of {len(notes)}"
         yield f"channels of {done} inputs whose channels can be rescaled are, as {RESCALED} says"
-    yield from (block.refused for block in blocks if block.refused)
+    refused = [block.refused for block in blocks if block.refused]
+    if refused:
+        more = f"; likewise in {count(len(refused) - 1, 'more block')}" if len(refused) > 1 else ""
+        yield f"{refused[0]}{more}"
 
 
 def of_corrections(plan: CheckpointPlan, corrected: Collection[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ The digests of these files are part of the identity of the run.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ import torch
 from torch import nn
 
 from ...architectures import is_transposed
-from ...errors import CheckpointError, option, size_of
+from ...errors import CheckpointError, UnsupportedError, option, size_of
 from ...methods import LayerResult, Loss, method_named
 from ...methods.chain import without_corrections
 from ...methods.channels import ChannelFold
@@ -43,7 +44,13 @@ from ..plan.identity import ASKED, identity, require_same, stamps
 from ..plan.learned_data import replanned, require_inputs, solving_scheme, unlearned_cache, without_data
 from ..plan.limits import Limits, give_back
 from ..plan.output_tensors import Output
-from ..plan.rescaled import folds_text, packed_numbers, parsed_folds, unpacked_numbers
+from ..plan.rescaled import (
+    folds_text,
+    packed_numbers,
+    parsed_folds,
+    rescaled_floats,
+    unpacked_numbers,
+)
 from ..read.storage import Place, shown
 from .cache_scales import LearnedCache, without_scales
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
@@ -158,6 +165,7 @@ def solved(
             workers=limits.batches_at_once,
             memo=max(0, memo - _OVERHEAD) // 2,
             at_once=windows_at_once(model.spare, limits, _BLOCKS_REMEDY),
+            storable=functools.partial(_have_places, model),
         )
         place = unlearned_cache(plan)
         cache = None if place is None else LearnedCache(model, place, without_scales())
@@ -180,6 +188,14 @@ def solved(
         *outside_of_blocks(tasks, kept.losses),
     )
     return replace(plan, solved=kept.weights(tasks), notes=notes), held_out
+
+
+def _have_places(model: RunningModel, folds: Mapping[str, ChannelFold]) -> bool:
+    """Return whether the files of the model can hold channel folds."""
+    with suppress(CheckpointError, UnsupportedError):
+        rescaled_floats(model.floats, folds_in_files(model.root, model.rows, folds))
+        return True
+    return False
 
 
 _OVERHEAD = 768 << 20
