@@ -141,7 +141,7 @@ def rescale(
 
 
 def folds_of(probe: BlockProbe, found: Absorber, steps: torch.Tensor) -> dict[str, ChannelFold]:
-    """Return the folds of the parameters on both sides of a rescaled site.
+    """Return the folds of parameters on both sides of a site.
 
     steps: (channels,), by which each channel is divided; see :func:`numbers_of`.
     """
@@ -164,7 +164,7 @@ def stored(
     absorbers: Sequence[Absorber],
     storable: Callable[[Mapping[str, ChannelFold]], bool] | None,
 ) -> tuple[Sequence[Absorber], str]:
-    """Return the absorbers that files can hold, and a sentence of others.
+    """Return the absorbers that files can hold, and why others are left.
 
     storable: see :class:`~.block_chain.Steps`.
     """
