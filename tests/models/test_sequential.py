@@ -15,7 +15,7 @@ from torch import nn
 from zeropoint.errors import CalibrationError, UnsupportedError
 from zeropoint.models import Calibration, calibrate, quantize_model
 from zeropoint.models.block_chain import KeptValues
-from zeropoint.models.sequential import Steps, blocks_of, calibrate_sequential
+from zeropoint.models.sequential import Steps, blocks_of, calibrate_sequential, is_chain
 from zeropoint.recipes import parse_recipe
 
 pytestmark = pytest.mark.rotating
@@ -371,3 +371,35 @@ def test_minilm_block_by_block_is_minilm_as_a_whole() -> None:
     at = "encoder.layer.{}.attention.self.query.input"
     assert other[at.format(0)] == whole.params[at.format(0)]
     assert other[at.format(5)] != whole.params[at.format(5)]
+
+
+class Stages(nn.Module):
+    """Blocks in a row, and what else is read: nothing, an earlier block, or a layer between blocks."""
+
+    def __init__(self, more: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.between, self.more = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), more
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = self.blocks[0](x)
+        for block, between in zip(self.blocks[1:], self.between[1:], strict=True):
+            x = block(between(x) if self.more == "between" else x)
+        if self.more == "weights":
+            self.blocks[2].weight.mul_(2)
+        if self.more == "random":
+            x = x + torch.rand(())
+        return x + first if self.more == "earlier" else x
+
+
+@pytest.mark.parametrize(("more", "answer"), [("", True), ("earlier", False), ("between", False)])
+def test_blocks_are_a_chain_where_nothing_reads_an_earlier_one(more: str, answer: bool) -> None:
+    steps = Steps(blocks=("blocks.0", "blocks.1", "blocks.2"))
+    assert is_chain(Stages(more), torch.randn(2, 8), steps) == answer
+
+
+@pytest.mark.parametrize("more", ["random", "weights"])
+def test_a_model_that_is_another_one_in_each_run_is_refused(more: str) -> None:
+    model = nn.Sequential(Stages(more)).requires_grad_(requires_grad=False)
+    with pytest.raises(UnsupportedError, match=f"the model (draws {more} numbers|changes its {more})"):
+        is_chain(model, torch.randn(2, 8), Steps(blocks=("0",)))

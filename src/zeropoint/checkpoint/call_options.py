@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypedDict, Unpack
 
-import torch
-
 from ..codecs.registry import DEFAULT
 from ..errors import CheckpointError, OptionError, all_of, option, size_of
 from ..own_files import OwnFile
@@ -19,7 +17,7 @@ from ..progress import Progress, bars
 from ..recipes import Recipe
 from ..shown import PAGE, with_page
 from .cluster.ray import RayExecutor
-from .model.tokens import Windows
+from .model.tokens import Data, Windows
 from .plan.checkpoint_plan import CheckpointPlan, make_plan
 from .plan.file import PlanFile
 from .plan.learned_data import of_lower_quality
@@ -134,9 +132,7 @@ class Writing:
         return target
 
 
-def requested_windows(
-    given: torch.Tensor | Path | str | None, samples: int | None, length: int | None
-) -> Windows | None:
+def requested_windows(given: Data | None, samples: int | None, length: int | None) -> Windows | None:
     """Return the requested windows, or None; raises OptionError without data."""
     if given is not None:
         return Windows(given=given, samples=samples, length=length)

@@ -25,7 +25,7 @@ from .model.cache_scales import with_cache_scales
 from .model.distillation import Distillation, copying, distilled
 from .model.gathered_statistics import StatisticsResult, gathered, merged, require_ending
 from .model.solved_weights import folder_for
-from .model.tokens import Windows
+from .model.tokens import Data, Windows
 from .plan.limits import Limits
 from .read.source import open_source
 from .read.storage import Place
@@ -36,7 +36,7 @@ __all__ = ["add_kv_scales", "distill_checkpoint", "gather_statistics"]
 
 @by_signature
 def add_kv_scales(
-    source: Place | str, out: Place | str, calibration: torch.Tensor | Path | str,
+    source: Place | str, out: Place | str, calibration: Data,
     *, samples: int | None = None, length: int | None = None, workers: int | None = None,
     max_memory: int | str | None = None, device: torch.device | str | None = None, overwrite: bool = False,
     restart: bool = False, break_lock: bool = False, if_exists: str = RESUME, progress: Shown = False,
@@ -78,7 +78,7 @@ def add_kv_scales(
 @by_signature
 def distill_checkpoint(
     source: Place | str, quantized: Place | str, out: Place | str,
-    calibration: torch.Tensor | Path | str,
+    calibration: Data,
     *, steps: int = 40, learning_rate: float = 0.01, seed: int = 0, samples: int | None = None,
     length: int | None = None, workers: int | None = None, max_memory: int | str | None = None,
     device: torch.device | str | None = None, overwrite: bool = False, restart: bool = False,
@@ -145,7 +145,7 @@ def distill_checkpoint(
 
 @by_signature
 def gather_statistics(
-    source: Place | str, file: Path | str, calibration: torch.Tensor | Path | str | None = None,
+    source: Place | str, file: Path | str, calibration: Data | None = None,
     *, samples: int | None = None, length: int | None = None, statistics: Paths = (), gram: bool = False,
     workers: int | None = None, max_memory: int | str | None = None,
     device: torch.device | str | None = None, executor: str = LOCAL, address: str | None = None,

@@ -180,9 +180,9 @@ class Quantization(OptionRecord):
         typer.Option(
             metavar="FILE|random|self",
             parser=parse_path,
-            help="Text, token ids in .safetensors, random tokens, or those that the model generates: shows "
-            "gptq, mse_weighted, ggml and a budget what inputs are like, and gives static inputs their "
-            "scales.",
+            help="Text, token ids or inputs such as pixel_values in .safetensors, random tokens, or those "
+            "that the model generates: shows gptq, mse_weighted, ggml and a budget what inputs are like, and "
+            "gives static inputs their scales.",
         ),
     ] = None
     samples: Annotated[

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..checkpoint.model.forward_pass import ForwardPass
-from ..checkpoint.model.running_model import Batches
+from ..checkpoint.model.samples import Batches
 from .cloze import ClozeItem
 from .estimates import Estimate, Floats, mean_of, proportion_of
 from .language_statistics import Samples, Statistics

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from ..checkpoint.model.forward_pass import ForwardPass
-from ..checkpoint.model.running_model import Batches, RunningModel
+from ..checkpoint.model.running_model import RunningModel
+from ..checkpoint.model.samples import Batches
 from ..models.calibrate import evaluating
 from .estimates import Estimate, proportion_of
 from .language_statistics import Samples, Statistics

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..checkpoint.model.forward_pass import ForwardPass
-from ..checkpoint.model.running_model import Batches
+from ..checkpoint.model.samples import Batches
 from ..checkpoint.read.source import MAX_JSON_BYTES, Source
 from ..checkpoint.read.storage import read_small
 from ..errors import CalibrationError

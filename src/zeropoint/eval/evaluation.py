@@ -16,7 +16,7 @@ import torch
 
 from ..architectures import classes_of
 from ..checkpoint.model.forward_pass import ForwardPass, forward_pass, opened
-from ..checkpoint.model.running_model import Batches
+from ..checkpoint.model.samples import Batches
 from ..checkpoint.model.tokens import TEXT_OF_IDS
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.read.source import Source, open_source

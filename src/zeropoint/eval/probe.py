@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ..checkpoint.model.forward_pass import ForwardPass
-from ..checkpoint.model.running_model import Batches
+from ..checkpoint.model.samples import Batches
 from .estimates import Estimate, Floats
 from .language_statistics import Samples, Statistics
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.model.running_model import Batches
+from ..checkpoint.model.samples import Batches
 from ..checkpoint.plan.row_reader import bytes_of
 from ..checkpoint.read.decoding import read_tensor
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces

@@ -7,7 +7,7 @@ import functools
 import torch
 
 from ..checkpoint.model.forward_pass import ForwardPass
-from ..checkpoint.model.running_model import Batches
+from ..checkpoint.model.samples import Batches
 from .language_statistics import Samples, Statistics, language_samples, language_statistics
 from .text_windows import TextWindows
 from .token_scores import TokenScores, scores_of

@@ -111,7 +111,7 @@ class KeptValues:
         like, before = tree_map_only(torch.Tensor, TensorLike.of, value), self._likes.get((block - 1, batch))
         self._likes[block, batch] = before if _alike(before, like) else like
         tensors = [own(x) for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
-        self._with_nan[batch] = _holds_nan(tensors)
+        self._with_nan[batch] = holds_nan(tensors)
         if self._folder is None:
             self._values[batch] = tensors
             return
@@ -316,7 +316,7 @@ class BlockChain:
 
     def _examine(self, what: str, x: Any) -> None:
         """Raise UnsupportedError for numbers computed from a missing block output."""
-        if self._now.suspicious and _holds_nan(x):
+        if self._now.suspicious and holds_nan(x):
             raise UnsupportedError(
                 f"{what} reads more than what the block before it gives; name blocks that form a chain, or "
                 "calibrate the model as a whole"
@@ -392,7 +392,7 @@ def _alike(a: Any, b: Any) -> bool:
     )
 
 
-def _holds_nan(value: Any) -> bool:
+def holds_nan(value: Any) -> bool:
     """Return whether some number is NaN."""
     tensors = (x for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.is_floating_point())
     return any(bool(x.isnan().any()) for x in tensors)

@@ -70,3 +70,19 @@ def with_embeddings(model: nn.Module, found: Mapping[str, M]) -> dict[str, M]:
         if inside:
             break
     return inside
+
+
+def likely_blocks(model: nn.Module) -> list[tuple[str, ...]]:
+    """Return names of blocks, first those that are likeliest a chain.
+
+    These are the modules of the longest list, by the embeddings of tokens where there are some, of the other
+    lists, and then the parts of the model, the largest first, each alone.
+    """
+    lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
+    outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)}
+    first = with_embeddings(model, outer)
+    size = {name: sum(p.numel() for p in m.parameters()) for name, m in model.named_modules()}
+    longest = sorted(outer, key=lambda name: (name not in first, -len(outer[name]), -size[name]))
+    found = [tuple(f"{name}.{key}" for key, _ in outer[name].named_children()) for name in longest]
+    parts = sorted((name for name, _ in model.named_children()), key=lambda name: -size[name])
+    return found + [(name,) for name in parts if name not in outer and size[name]]

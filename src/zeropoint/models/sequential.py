@@ -11,17 +11,19 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from ..errors import CalibrationError
+from ..errors import CalibrationError, UnsupportedError
+from ..libraries import reading
 from ..progress import counted
 from ..recipes import Recipe, Rule
 from ..stats import StatisticFor
-from .block_chain import BlockChain, BlockStage, Steps, Watching, keeping
+from .block_chain import BlockChain, BlockStage, Steps, Watching, holds_nan, keeping
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
 from .convert import quantize_model
 from .model_blocks import blocks_of
@@ -163,6 +165,48 @@ def run_rest(root: nn.Module, batch: Any, value: Any, steps: Steps) -> Any:
             return run_model(root, batch)
     finally:
         replace_modules(root, {stage: block for block, stage in stages.items()})
+
+
+def is_chain(root: nn.Module, batch: Any, steps: Steps) -> bool:
+    """Return whether each block runs once, on the one before alone.
+
+    Layers outside of blocks read no earlier ones either.
+
+    Args:
+        root: the model.
+        batch: its input, whose output is finite.
+        steps: blocks.
+
+    Raises:
+        UnsupportedError: for a model that changes weights of a block, or draws random numbers.
+    """
+    seen, changes, random = list[Any](), False, torch.get_rng_state()
+    blocks = blocks_of(root, steps.blocks)
+    inside = {module for _, block in blocks for module in block.modules()}
+    handles = [
+        m.register_forward_hook(lambda _, given, output: seen.append((given, output)))
+        for m in root.modules()
+        if m is root or (m not in inside and isinstance(m, nn.Linear))
+    ]
+    ran, what = False, "the model does not run by these blocks"
+    with suppress(UnsupportedError), reading(what, "try others", UnsupportedError, system=True):
+        with evaluating(root), keeping(None, None) as values:
+            chain = BlockChain(root, blocks, values)
+            for step, (name, block) in enumerate(chain.blocks):
+                with steps.loaded(name):
+                    before = [parameter._version for parameter in block.parameters()]
+                    chain.run(step, [batch], block)
+                    changes |= before != [parameter._version for parameter in block.parameters()]
+            seen.clear()
+            chain.visit(len(chain.blocks), [batch], lambda *_: None)
+        ran = True
+    for handle in handles:
+        handle.remove()
+    if changes:
+        raise UnsupportedError("the model changes its weights when it runs, so that no two runs of it agree")
+    if not torch.equal(random, torch.get_rng_state()):
+        raise UnsupportedError("the model draws random numbers when it runs, so that no two runs of it agree")
+    return ran and not holds_nan(seen)
 
 
 def _quantized(watch: Watch, name: str, block: nn.Module) -> nn.Module:

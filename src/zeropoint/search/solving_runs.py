@@ -10,7 +10,7 @@ from ..checkpoint.call_options import LOCAL, SKIP, Writing
 from ..checkpoint.model.calibration import calibrated
 from ..checkpoint.model.forward_pass import compared
 from ..checkpoint.model.importance import with_importance
-from ..checkpoint.model.running_model import tokens_digest_of
+from ..checkpoint.model.running_model import digest_without_a_run
 from ..checkpoint.model.saved_solving import solved_from, with_mean_squares
 from ..checkpoint.model.solved_weights import folder_for, in_order, solved
 from ..checkpoint.model.statistics_file import SavedStatistics
@@ -113,4 +113,4 @@ def _important(plan: CheckpointPlan, path: Path | str) -> CheckpointPlan:
 
 def _asked(plan: CheckpointPlan, data: Windows, input_range: str | None) -> str:
     """Return the digest of a plan, its data and input range."""
-    return request_digest(plan, f"{tokens_digest_of(plan.source, data, plan.limits)}{input_range or ''}")
+    return request_digest(plan, f"{digest_without_a_run(plan.source, data, plan.limits)}{input_range or ''}")

@@ -24,6 +24,7 @@ from ..checkpoint.call_options import (
     requested_windows,
     selection_of,
 )
+from ..checkpoint.model.tokens import Data
 from ..checkpoint.plan.file import PlanFile
 from ..checkpoint.plan.limits import Limits
 from ..checkpoint.plan.recipe import codec_for
@@ -127,7 +128,7 @@ def search_checkpoint(
     *, out: Path | str | None = None, state: Path | str | None = None,
     format: str | None = None,  # noqa: A002 (the option's name)
     method: str | None = None, importance: str = EQUAL, text: Path | str | None = None,
-    calibration: torch.Tensor | Path | str | None = None, samples: int | None = None,
+    calibration: Data | None = None, samples: int | None = None,
     length: int | None = None, imatrix: Path | str | None = None, statistics: Paths = (), refine: int = 0,
     include: Patterns = (), ignore: Patterns = (), fit: bool = False, dequantize_first: bool = False,
     workers: int | None = None, max_memory: int | str | None = None,
@@ -229,7 +230,7 @@ def quantize_checkpoint(
     budget: Budget | str | None = None, candidates: Iterable[str] | str | None = None,
     state: Path | str | None = None, importance: str = EQUAL, text: Path | str | None = None,
     refine: int = 0, format: str | None = None, method: str | None = None,  # noqa: A002 (the option's name)
-    quality: str | None = None, calibration: torch.Tensor | Path | str | None = None,
+    quality: str | None = None, calibration: Data | None = None,
     samples: int | None = None, length: int | None = None, input_range: str | None = None,
     imatrix: Path | str | None = None, statistics: Paths = (),
     include: Patterns = (), ignore: Patterns = (), strict: bool = False, fit: bool = False,
@@ -262,8 +263,11 @@ def quantize_checkpoint(
             last two with ``calibration`` (:data:`zeropoint.recipes.quality.LADDER`).
         calibration: for methods that need data, and for a budget: a file of text, token ids (windows,
             length) or (tokens,), a .safetensors file that holds them, ``"random"`` for random tokens, or
-            ``"self"`` for tokens that the model generates. The model runs on it, a block in memory at a time.
-        samples: windows of it; at most 128 of a file, 8 random ones and 32 of the model's own if None.
+            ``"self"`` for tokens that the model generates; or inputs such as ``pixel_values`` by the names of
+            the arguments of the model's ``forward``, (samples, ...) each, in a mapping or a .safetensors
+            file. The model runs on it, a block in memory at a time.
+        samples: windows of it; at most 128 of a file, 8 random ones and 32 of the model's own if None. Or
+            samples of inputs; all if None.
         length: tokens of a window; 512, or what the model takes at most, if None.
         input_range: how static inputs get their range from ``calibration``: a name of
             :func:`~zeropoint.stats.statistic_named`; the extremes if None.

@@ -204,7 +204,7 @@ def test_without_data_a_plan_is_made_and_a_run_says_what_to_pass(source: Path, t
         (torch.full((1, 8), -1), "has token -1"),
         ("absent.txt", "cannot be read: .*give text in UTF-8"),
         ("image.txt", "cannot be read: .*utf-8"),
-        ("two.safetensors", "holds 2 tensors; store the token ids alone"),
+        ("two.safetensors", "LlamaForCausalLM takes no 'a'; known are attention_mask, input_ids"),
     ],
     ids=str,
 )

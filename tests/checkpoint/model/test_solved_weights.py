@@ -241,8 +241,32 @@ def test_a_model_that_changes_all_blocks_before_they_run_is_refused(tmp_path: Pa
         vocab_size=512, hidden_size=64, num_hidden_layers=2, context_length=64, rescale_every=1
     )
     transformers.RwkvForCausalLM(config).save_pretrained(tmp_path / "in")
-    with pytest.raises(zp.UnsupportedError, match=r"^the model reads weights of blocks before these run"):
+    with pytest.raises(zp.UnsupportedError, match=r"^the model changes its weights when it runs"):
         quantize(tmp_path / "in", tmp_path / "out", "int4:g32", method="gptq", ignore=())
+
+
+@pytest.mark.parametrize("family", ["Albert", "Flaubert"])
+def test_a_model_whose_lists_are_no_chain_is_solved_as_one_block(family: str, tmp_path: Path) -> None:
+    # ALBERT runs one layer several times; Flaubert has attention and what follows it in lists of their own.
+    sizes = {
+        "Albert": {
+            "embedding_size": 64,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_attention_heads": 2,
+        },
+        "Flaubert": {"emb_dim": 64, "n_layers": 2, "n_heads": 2},
+    }
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(vocab_size=512, **sizes[family])
+    kind = {"Albert": "AlbertForMaskedLM", "Flaubert": "FlaubertWithLMHeadModel"}[family]
+    getattr(transformers, kind)(config).save_pretrained(tmp_path / "in")
+    result = quantize(tmp_path / "in", tmp_path / "out", "int4:g32", method="gptq", ignore=())
+    assert {weight.method for weight in result.plan.weights} == {"gptq"}
+    assert len(result.plan.weights) >= 7
+    divergence = re.search(r"KL divergence ([\d.]+) from", result.notes[-1])
+    assert divergence is not None
+    assert float(divergence[1]) < 0.01
 
 
 _FUSED = {
@@ -370,7 +394,9 @@ def test_a_result_that_is_another_model_is_said_to_be_one(source: Path, tmp_path
             tensors = load_file(path)
             save_file({n: t * (head if n == "lm_head.weight" else 1) for n, t in tensors.items()}, path)
         original = open_source(tmp_path / f"{head}")
-        assert compared(result, original, ids(1), result.plan.limits).notes[-1].startswith(said)
+        assert (
+            compared(result, original, {"input_ids": ids(1)}, result.plan.limits).notes[-1].startswith(said)
+        )
 
 
 def test_what_cannot_be_is_refused_before_anything_is_written(

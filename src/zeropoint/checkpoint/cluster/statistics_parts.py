@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import torch
 from ...errors import OptionError, ZeropointError, count, option, printable
 from ...progress import counted
 from ..model.gathered_statistics import StatisticsResult, gathered, merged, require_free
-from ..model.running_model import windows_without_a_run
+from ..model.running_model import inputs_without_a_run
+from ..model.samples import IDS, Batches
 from ..model.tokens import Given, Windows
 from ..plan.limits import Limits
 from ..read.source import Source, open_source
@@ -61,7 +62,7 @@ def gathered_on_cluster(
             f"{option('calibration', 'self')} is what one model generates from its own tokens; run it on "
             f"this machine, or give text to {option('executor', 'ray')}"
         )
-    ids = torch.cat(windows_without_a_run(source, run.given, run.limits))
+    inputs = inputs_without_a_run(source, run.given, run.limits)
     with (
         connected(address) as ray,
         tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder,
@@ -70,10 +71,20 @@ def gathered_on_cluster(
         limits = replace(run.limits, workers=threads)
         parts = [
             replace(run, given=own, file=Path(folder, f"{number}.safetensors"), limits=limits)
-            for number, own in enumerate(torch.split(ids, PART))
+            for number, own in enumerate(_in_parts(inputs))
         ]
         run_parts(ray, parts, threads, progress=progress)
         return merged(source, [part.file for part in parts], path, overwrite=overwrite)
+
+
+def _in_parts(inputs: Batches) -> Iterator[Given]:
+    """Yield the data of each part: token ids, or samples by number."""
+    for at in range(0, len(inputs), PART):
+        own = inputs[at : at + PART]
+        if all(batch.keys() == {IDS} for batch in own):
+            yield torch.cat([batch[IDS] for batch in own])
+        else:
+            yield {f"{n}.{name}": x for n, batch in enumerate(own) for name, x in batch.items()}
 
 
 def _smallest_node(ray: Any) -> int:

@@ -8,7 +8,6 @@ that an interrupted command resumes.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -40,6 +39,7 @@ from ..read.source import Source
 from ..read.storage import OpenFiles, shown
 from .forward_pass import rounded_inputs
 from .running_model import RunningModel, running
+from .samples import digest_of
 from .solved_weights import SolvedFolder, windows_at_once
 from .tokens import Given
 
@@ -177,12 +177,11 @@ class _Scales:
 
     def begin(self, teacher: RunningModel) -> None:
         """Write the identity of the run, or compare an existing one."""
-        tokens = b"".join(batch["input_ids"].cpu().numpy().tobytes() for batch in teacher.batches)
         asked, steps = self._asked, self._asked.steps
         SolvedFolder(self._folder).begin(
             {
                 "steps": f"{steps.count} {steps.windows} {steps.seed} {asked.rate}{self._mark}",
-                "tokens": hashlib.sha256(tokens).hexdigest(),
+                "tokens": digest_of(teacher.given),
                 **{f"source {name}": text for name, text in shard_fields(asked.source)},
                 **{f"quantized {name}": text for name, text in shard_fields(asked.quantized)},
             }

@@ -7,6 +7,7 @@ files and the limit of memory allow.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Iterator
@@ -32,11 +33,14 @@ _MODULES, _FEW_MODULES = 16, 1024
 _SLACK = 1 << 20
 
 
-def empty_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype | None) -> Any:
+def empty_model(
+    source: Source, limits: Limits, remedy: str, dtype: torch.dtype | None, *, of_tokens: bool = True
+) -> Any:
     """Return the model of a checkpoint in evaluation mode, parameters untouched.
 
-    dtype: of its parameters, or None for the configuration's. Raises UnsupportedError where
-    transformers does not build it, CheckpointError where it is larger than its files.
+    dtype: of its parameters, or None for the configuration's. of_tokens: whether it must run on token ids
+    alone. Raises UnsupportedError where transformers does not build it, CheckpointError where it is larger
+    than its files.
     """
     assert source.config is not None
     name, transformers = _architecture(source, remedy), transformers_package()
@@ -52,16 +56,17 @@ def empty_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype 
         others = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         own = kind.config_class is type(config) or others.get(type(config), None) is kind
         of_others = f"{what}: it is no model of tokens of model_type {printable(config.model_type)}; {remedy}"
-        if not own or kind.main_input_name != "input_ids":
+        if not own or (of_tokens and kind.main_input_name != "input_ids"):
             raise UnsupportedError(of_others)
         # Files of BERT may hold numbers of positions, too, which are no floats.
         kinds = (TORCH_DTYPES.get(entry.dtype) for entry in source.entries.values())
         dtype = dtype or config.dtype or next(kind for kind in kinds if kind and kind.is_floating_point)
         with torch.device("meta"), few_modules(_MODULES * len(source.entries) + _FEW_MODULES):
-            _require_small(kind._from_config(config, dtype=dtype), source, limits)
+            # Some models change their configuration while they are built.
+            _require_small(kind._from_config(copy.deepcopy(config), dtype=dtype), source, limits)
         with _parameters_on_meta():
             model = kind._from_config(config, dtype=dtype)
-        if token_embeddings(model) is None:
+        if of_tokens and token_embeddings(model) is None:
             raise UnsupportedError(of_others)
         pooled = any(entry.startswith("pooler.") for entry in source.entries)
         if "pooler" in dict(model.named_children()) and not pooled:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import (
     CalibrationError,
@@ -37,7 +37,8 @@ from ..read.storage import Files, OpenFiles, shown
 from ..run.loop import RunResult
 from .loading import input_quantizer
 from .parameter_names import WeightRows
-from .running_model import Batches, RunningModel, running
+from .running_model import RunningModel, running
+from .samples import IDS, Batches
 
 _REMEDY = "it is not evaluated here"
 
@@ -93,8 +94,10 @@ def opened(
     with OpenFiles() as files, ExitStack() as stack:
         model = stack.enter_context(running(source, batches, limits, remedy=_REMEDY, dtype=dtype))
         for batch in batches:
-            high, length = int(batch["input_ids"].max()), batch["input_ids"].shape[1]
-            if high >= model.vocabulary:
+            if IDS not in batch:
+                continue
+            high, length = int(batch[IDS].max()), batch[IDS].shape[1]
+            if 0 < model.vocabulary <= high:
                 raise CalibrationError(
                     f"{shown(source.given)} knows tokens 0..{model.vocabulary - 1}, and the text has token "
                     f"{high}: vocabularies differ; compare models of one vocabulary"
@@ -254,27 +257,37 @@ TOKENS = 200
 _ROWS = 16
 """Tokens whose probabilities are held at once in float64: vocabularies are large."""
 _ANOTHER = 2.0
-"""Nats a token from which a result is another model, whatever its scheme."""
+"""Nats a token, or share of the squares of outputs, from which a result is another model."""
 
 
-def compared(result: RunResult, source: Source, ids: torch.Tensor, limits: Limits) -> RunResult:
-    """Return ``result`` with a note on its KL divergence from the original.
+def compared(
+    result: RunResult, source: Source, batch: Mapping[str, torch.Tensor], limits: Limits
+) -> RunResult:
+    """Return ``result`` with a note on its outputs' distance from the original's.
 
     Args:
         result: what was written.
         source: what it was made of.
-        ids: (1, tokens) that nothing was learned from; the first `TOKENS` are run.
+        batch: inputs that nothing was learned from; of token ids alone the first `TOKENS` are run.
         limits: of memory.
     """
-    batches = [{"input_ids": ids[:, :TOKENS]}]
+    of_tokens = batch.keys() == {IDS}
+    batches = [{IDS: batch[IDS][:, :TOKENS]} if of_tokens else dict(batch)]
     try:
-        logits = []
+        found = []
         for each in (source, open_source(result.path)):
             with forward_pass(each, batches, limits) as passed:
-                logits.append(passed.logits(0)[0].float())
+                found.append(passed.logits(0)[0].float() if of_tokens else _numbers(passed.output(0)))
     except ZeropointError as error:
         return _noted(result, f"the result was not run against the original: {error}")
-    base, own = logits
+    far, said = (_divergence if of_tokens else _distance)(*found)
+    if far:
+        said = f"THE RESULT IS ANOTHER MODEL: {said}; use more bits, another method, or more calibration data"
+    return _noted(result, said)
+
+
+def _divergence(base: torch.Tensor, own: torch.Tensor) -> tuple[bool, str]:
+    """Return whether logits, (tokens, vocabulary), are another model's, and a sentence."""
     divergence, same = 0.0, float((base.argmax(-1) == own.argmax(-1)).double().mean())
     for ours, theirs in zip(torch.split(own, _ROWS), torch.split(base, _ROWS), strict=True):
         p, q = theirs.double().log_softmax(-1), ours.double().log_softmax(-1)
@@ -282,9 +295,21 @@ def compared(result: RunResult, source: Source, ids: torch.Tensor, limits: Limit
     said = (
         f"KL divergence {divergence:.4f} from the original on {len(base)} tokens, same top token {same:.0%}"
     )
-    if divergence > _ANOTHER:
-        said = f"THE RESULT IS ANOTHER MODEL: {said}; use more bits, another method, or more calibration data"
-    return _noted(result, said)
+    return divergence > _ANOTHER, said
+
+
+def _numbers(output: Any) -> torch.Tensor:
+    """Return all floats of an output in one vector, float64."""
+    floats = (x for x in tree_leaves(output) if isinstance(x, torch.Tensor) and x.is_floating_point())
+    return torch.cat([x.double().flatten() for x in floats])
+
+
+def _distance(base: torch.Tensor, own: torch.Tensor) -> tuple[bool, str]:
+    """Return whether outputs are another model's, and a sentence."""
+    left = torch.where(own == base, 0.0, own - base).square().sum()  # infinities may be the same
+    share = float(left / base[base.isfinite()].square().sum().clamp_min(1e-300))
+    said = f"outputs are off by {share:.3%} of their squares from the original's on a sample"
+    return not share < _ANOTHER, said
 
 
 def _noted(result: RunResult, note: str) -> RunResult:

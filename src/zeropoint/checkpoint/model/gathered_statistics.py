@@ -17,7 +17,8 @@ from ..read.source import Source
 from ..read.storage import shown
 from .imatrix_writing import GGUF_ENDING, imatrix_pieces
 from .running_model import running
-from .statistics_file import STATISTICS, SavedStatistics, SiteRecord, StatisticsDraft, mark_of, tokens_digest
+from .samples import digest_of
+from .statistics_file import STATISTICS, SavedStatistics, SiteRecord, StatisticsDraft, mark_of
 from .tokens import Given
 
 OURS, OLDER = ".safetensors", (".dat", ".imatrix")
@@ -87,8 +88,7 @@ def gathered(  # noqa: PLR0913 (what a user asks for, and how it is written)
         for rows in model.rows:
             modules[rows.layer].append(rows.module)
         features = {name: model.root.get_parameter(f"{name}.weight").shape[1] for name in modules}
-        tokens = [tokens_digest(batch["input_ids"] for batch in model.batches)]
-        with StatisticsDraft(path.parent, mark_of(source), tokens) as draft:
+        with StatisticsDraft(path.parent, mark_of(source), [digest_of(model.given)]) as draft:
             steps = model.steps
             for sums in sum_inputs(model.root, model.batches, features, steps, gram=gram, progress=progress):
                 for own in sums:

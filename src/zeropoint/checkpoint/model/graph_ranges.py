@@ -131,8 +131,8 @@ def _samples(source: Source, data: Windows, names: Sequence[str]) -> Mapping[str
 
 def _is_of_arrays(data: Windows, names: Sequence[str]) -> bool:
     """Return whether data have a tensor for each input of a graph."""
-    if isinstance(data.given, torch.Tensor):
-        return len(names) == 1
+    if not isinstance(data.given, (Path, str)):
+        return isinstance(data.given, Mapping) or len(names) == 1
     return str(data.given).endswith(TEXT_OF_IDS) and (len(names) == 1 or len(_tensors(data)) > 1)
 
 
@@ -161,6 +161,8 @@ def _tensors(data: Windows) -> dict[str, torch.Tensor]:
     """Return a safetensors file's tensors by name, or one unnamed tensor."""
     if isinstance(data.given, torch.Tensor):
         return {"": data.given}
+    if isinstance(data.given, Mapping):
+        return dict(data.given)
     if not str(data.given).endswith(TEXT_OF_IDS):
         raise CalibrationError(
             f"this model reads arrays, not text; pass {option('calibration', metavar='FILE.safetensors')} "

@@ -7,10 +7,11 @@ comes with a checkpoint is not executed.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +21,11 @@ from torch import nn
 from ...architectures import classes_of
 from ...codecs.registry import DEFAULT
 from ...declared_models import transformers_package
-from ...errors import CheckpointError, UnsupportedError, printable, size_of
+from ...errors import CheckpointError, UnsupportedError, option, printable, size_of
 from ...libraries import reading
 from ...models.block_chain import Steps
-from ...models.model_blocks import with_embeddings
+from ...models.model_blocks import likely_blocks, token_embeddings
+from ...models.sequential import is_chain
 from ...models.unfuse import unfused
 from ...ops.devices import CPU, exact_products, free_bytes
 from ..plan.as_loaded import as_saved
@@ -36,12 +38,10 @@ from .empty_model import empty_model
 from .loading import fill
 from .own_tokens import generate, require_memory
 from .parameter_names import WeightRows, file_rows, file_tensors
-from .statistics_file import tokens_digest
+from .samples import IDS, Batches, digest_of, entering, require_arguments, samples_of
 from .tokens import OWN, Given, Windows, windows_of
 
 WITHOUT_DATA = "quantize it by method mse, which needs no data"
-Batches = list[dict[str, torch.Tensor]]
-"""Inputs of a model by argument name, token ids as input_ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,20 @@ class RunningModel:
     """A model that runs on data, block by block in memory.
 
     floats: the checkpoint as if it were not quantized. root: with experts apart. rows: where the rows of its
-    Linear layers lie in the files. steps: its blocks, which have their weights while they run. batches: what
-    it runs on, where it runs. vocabulary: number of tokens that it knows. longest: most tokens that it takes
-    at once. width: numbers that a block gives for a token. spare: bytes of memory that may be taken beyond
-    that, of a GPU where it runs on one. device: where it runs.
+    Linear layers lie in the files. steps: its blocks, which have their weights while they run. given: its
+    inputs, on the host. batches: what it runs on, where it runs. vectors: that enter a block, for each batch.
+    vocabulary: number of tokens that it knows. longest: most tokens that it takes at once. width: numbers of
+    a vector between blocks. spare: bytes of memory that may be taken beyond that, of a GPU where it runs on
+    one. device: where it runs.
     """
 
     floats: Floats
     root: nn.Module
     rows: list[WeightRows]
     steps: Steps
+    given: Batches
     batches: Batches
+    vectors: list[int]
     vocabulary: int
     longest: int
     width: int
@@ -67,6 +70,7 @@ class RunningModel:
     device: torch.device
 
 
+Names = tuple[str, ...]
 LIBRARIES = 176 << 20
 """Memory of the libraries that run models, beyond Python with torch."""
 
@@ -96,21 +100,16 @@ def running(
         files = stack.enter_context(OpenFiles())
         floats = as_saved(as_floats(source, dtype=dtype).in_pieces(DEFAULT))
         floats = floats if seen is None else seen(floats)
-        model = empty_model(floats.source, limits, remedy, dtype)
-        config, (longest, vocabulary) = model.config.get_text_config(), _sizes(model)
-        batches = (
-            given
-            if isinstance(given, list)
-            else [
-                {"input_ids": window}
-                for window in windows_of(given, source, vocabulary=vocabulary, longest=longest)
-            ]
-        )
-        model.config.use_cache = config.use_cache = False
-        blocks = _blocks(model, remedy)
-        spare = _spare_memory(limits, model, blocks, batches)
-        windows = [batch["input_ids"] for batch in batches]
+        model, batches = _model_and_batches(floats.source, given, limits, remedy, dtype)
+        model.config.use_cache = model.config.get_text_config().use_cache = False
+        known = likely_blocks(model)
+        if not known:
+            raise UnsupportedError(f"{type(model).__name__} has no list of blocks; {remedy}")
+        vectors, width = entering(model, known[0][0], batches)
+        memory = functools.partial(_spare_memory, limits, model, batches, sum(vectors) * width)
+        blocks, spare = known[0], memory(known[0])
         own = not isinstance(given, list) and Windows.of(given).is_own
+        windows = [batch[IDS] for batch in batches] if own else []
         if own:
             require_memory(model, blocks, windows, limits, spare)
         weights = _Weights(model, floats, files, remedy, device)
@@ -118,16 +117,53 @@ def running(
         weights.root = root
         weights.release()
         rows = file_rows(root, [name for name, m in root.named_modules() if type(m) is nn.Linear])
+        if len(known) > 1 and all(_fits(memory, names) for names in known):
+            one = _there(model, batches[0], device)
+            blocks = _first_chain(root, known, one, weights)
+            spare = memory(blocks)
         with weights.outside(blocks):
             if own:
                 generate(root, weights.block, blocks, windows, workers=limits.batches_at_once)
-            given = [{name: x.to(device) for name, x in batch.items()} for batch in batches]
-            batches = [with_decoder_ids(model, batch) for batch in given]
+            longest, vocabulary = _sizes(model)
             yield RunningModel(
-                floats=floats, root=root, rows=rows, steps=Steps(blocks=blocks, loaded=weights.block),
-                batches=batches, vocabulary=vocabulary, longest=longest, width=config.hidden_size,
-                spare=spare, device=device,
-            )  # fmt: skip
+                floats=floats,
+                root=root,
+                rows=rows,
+                steps=Steps(blocks=blocks, loaded=weights.block),
+                given=batches,
+                batches=[_there(model, batch, device) for batch in batches],
+                vectors=vectors,
+                vocabulary=vocabulary,
+                longest=longest,
+                width=width,
+                spare=spare,
+                device=device,
+            )
+
+
+def _model_and_batches(
+    source: Source, given: Given | Batches, limits: Limits, remedy: str, dtype: torch.dtype | None
+) -> tuple[Any, Batches]:
+    """Return an empty model and its inputs; given: see :func:`running`."""
+    if isinstance(given, list):
+        of_tokens = all(batch.keys() == {IDS} for batch in given)
+        return empty_model(source, limits, remedy, dtype, of_tokens=of_tokens), given
+    samples = samples_of(Windows.of(given))
+    if samples is None:
+        remedy = f"{remedy}, or pass {option('calibration', metavar='FILE.safetensors')} with inputs by name"
+    model = empty_model(source, limits, remedy, dtype, of_tokens=samples is None)
+    if samples is not None:
+        require_arguments(model, samples)
+        return model, samples
+    longest, vocabulary = _sizes(model)
+    windows = windows_of(given, source, vocabulary=vocabulary, longest=longest)
+    return model, [{IDS: window} for window in windows]
+
+
+def _there(model: Any, batch: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """Return inputs where the model runs, floats in its dtype."""
+    floats = {name: x.to(device, model.dtype) for name, x in batch.items() if x.is_floating_point()}
+    return with_decoder_ids(model, {name: x.to(device) for name, x in batch.items()} | floats)
 
 
 def with_decoder_ids(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -136,11 +172,12 @@ def with_decoder_ids(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, to
     This is what models of transformers take that make them by themselves, as BART.
     """
     config, name = model.config, "decoder_input_ids"
-    if not config.is_encoder_decoder or name not in inspect.signature(model.forward).parameters:
+    takes_it = config.is_encoder_decoder and name in inspect.signature(model.forward).parameters
+    if not takes_it or IDS not in batch:
         return batch
     starts = (getattr(config, f"{key}_token_id", None) for key in ("decoder_start", "pad"))
     start = next((number for number in starts if number is not None), 0)
-    ids = batch["input_ids"]
+    ids = batch[IDS]
     return {name: torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1), **batch}
 
 
@@ -157,8 +194,8 @@ def whole_model(source: Source, limits: Limits, remedy: str, dtype: torch.dtype)
     return model
 
 
-def windows_without_a_run(source: Source, given: Given, limits: Limits) -> list[torch.Tensor]:
-    """Return calibration windows, (1, length) each, without running the model.
+def inputs_without_a_run(source: Source, given: Given, limits: Limits) -> Batches:
+    """Return calibration inputs without running the model.
 
     Of tokens that it generates, these are the beginnings. given: as for :func:`calibrated`, which says what
     is raised.
@@ -166,22 +203,20 @@ def windows_without_a_run(source: Source, given: Given, limits: Limits) -> list[
     _require_runnable(source, WITHOUT_DATA)
     what = f"transformers does not build the model of {shown(source.root)}"
     with reading(what, WITHOUT_DATA, UnsupportedError, system=True):
-        model = empty_model(as_floats(source).source, limits, WITHOUT_DATA, None)
-        longest, vocabulary = _sizes(model)
-        return windows_of(given, source, vocabulary=vocabulary, longest=longest)
+        return _model_and_batches(as_floats(source).source, given, limits, WITHOUT_DATA, None)[1]
 
 
-def tokens_digest_of(source: Source, given: Given, limits: Limits) -> str:
-    """Return a digest of the calibration tokens, as :func:`windows_without_a_run`."""
-    windows = windows_without_a_run(source, given, limits)
-    return f"{OWN if Windows.of(given).is_own else ''} {tokens_digest(windows)}"
+def digest_without_a_run(source: Source, given: Given, limits: Limits) -> str:
+    """Return a digest of the calibration inputs, as :func:`inputs_without_a_run`."""
+    inputs = inputs_without_a_run(source, given, limits)
+    return f"{OWN if Windows.of(given).is_own else ''} {digest_of(inputs)}"
 
 
 def _sizes(model: Any) -> tuple[int, int]:
     """Return a model's longest input in tokens, and its vocabulary size."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
     # XLNet says -1 for any length.
-    return longest if longest > 0 else 1 << 30, model.get_input_embeddings().num_embeddings
+    return longest if longest > 0 else 1 << 30, getattr(token_embeddings(model), "num_embeddings", 0)
 
 
 def _require_runnable(source: Source, remedy: str) -> None:
@@ -194,30 +229,44 @@ def _require_runnable(source: Source, remedy: str) -> None:
         raise UnsupportedError(f"{shown(source.root)} has no config.json with architectures; {remedy}")
 
 
-def _blocks(model: nn.Module, remedy: str) -> tuple[str, ...]:
-    """Return the names of blocks: the longest outermost list by the embeddings."""
-    lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
-    outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)}
-    outer = with_embeddings(model, outer)
-    name = max(outer, key=lambda name: (len(outer[name]), -name.count(".")), default=None)
-    if name is None or not len(outer[name]):
-        raise UnsupportedError(f"{type(model).__name__} has no list of blocks; {remedy}")
-    return tuple(f"{name}.{key}" for key, _ in outer[name].named_children())
+_CHAINS: dict[object, Names] = {}
+"""Blocks that are a chain, by the model and the names of its inputs."""
 
 
-def _spare_memory(limits: Limits, model: nn.Module, blocks: tuple[str, ...], batches: Batches) -> int:
+def _first_chain(
+    root: nn.Module, known: Sequence[Names], batch: Mapping[str, torch.Tensor], weights: _Weights
+) -> Names:
+    """Return the first blocks that are a chain, or the first.
+
+    Raises UnsupportedError for a model that no two runs of which are the same.
+    """
+    key = type(root), str(root.config), tuple(batch)
+    if key not in _CHAINS:
+        _CHAINS[key] = next((names for names in known if weights.is_chain(batch, names)), known[0])
+    return _CHAINS[key]
+
+
+def _fits(memory: Callable[[Names], int], blocks: Names) -> bool:
+    """Return whether running a model by these blocks fits into memory."""
+    with suppress(CheckpointError):
+        memory(blocks)
+        return True
+    return False
+
+
+def _spare_memory(limits: Limits, model: nn.Module, batches: Batches, entering: int, blocks: Names) -> int:
     """Return the bytes of ``max_memory`` that running the model leaves free.
 
     Running takes one block, the layers outside of blocks, and activations: of a GPU, where models run on one,
-    and then the process holds one of both at a time. Raises CheckpointError where that is too much.
+    and then the process holds one of both at a time. entering: numbers that enter a block for all batches.
+    Raises CheckpointError where that is too much.
     """
     every = sum(p.nbytes for p in model.parameters())
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
     item = next(model.parameters()).dtype.itemsize
-    tokens = [batch["input_ids"].numel() for batch in batches]
-    config: Any = model.config
-    hidden: int = config.get_text_config().hidden_size
-    passing, logits = sum(tokens) * hidden * item, max(tokens) * _sizes(model)[1] * 4
+    given = sum(x.nbytes for batch in batches for x in batch.values() if x.is_floating_point())
+    tokens = max(sum(x.numel() for name, x in batch.items() if name.endswith(IDS)) for batch in batches)
+    passing, logits = entering * item + given, tokens * _sizes(model)[1] * 4
     outside, running = every - sum(inside), 2 * max(inside) + passing + logits
     on_host = limits.base_memory + (max(outside, *inside) if limits.on_gpu else outside + running)
     host = limits.max_memory - on_host
@@ -254,7 +303,8 @@ class _Weights:
     ) -> None:
         self._model, self._floats, self._files, self._remedy = model, floats, files, remedy
         self.root, self._device = model, device
-        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        parameters = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+        self._identity = parameters
         state = model.state_dict()
         self._state = {name: tensor for name, tensor in state.items() if name in parameters}
         buffers = {name: tensor for name, tensor in state.items() if name not in parameters}
@@ -271,15 +321,29 @@ class _Weights:
 
     def block(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the block called ``name`` has its weights."""
-        inside = {n: tensor for n, tensor in self._state.items() if n.startswith(f"{name}.")}
-        return self._loaded(inside, self.root.get_submodule(name).modules())
+        return self._loaded(self._inside((name,)), self.root.get_submodule(name).modules())
+
+    def is_chain(self, batch: Mapping[str, torch.Tensor], blocks: Names) -> bool:
+        """Return whether blocks, each loaded while it runs, are a chain."""
+        with self.outside(blocks):
+            return is_chain(self.root, batch, Steps(blocks=blocks, loaded=self.block))
 
     def outside(self, blocks: tuple[str, ...]) -> AbstractContextManager[None]:
         """Return a context with the weights outside of all ``blocks``."""
-        inside = tuple(f"{name}." for name in blocks)
+        inside = self._inside(blocks)
         held = {module for name in blocks for module in self.root.get_submodule(name).modules()}
         own = [module for module in self.root.modules() if module not in held]
-        return self._loaded({n: t for n, t in self._state.items() if not n.startswith(inside)}, own)
+        return self._loaded({n: t for n, t in self._state.items() if n not in inside}, own)
+
+    def _inside(self, blocks: Names) -> dict[str, torch.Tensor]:
+        """Return the tensors of blocks but those that other modules share."""
+        begins = tuple(f"{name}." for name in blocks)
+        shared = {number for name, number in self._identity.items() if not name.startswith(begins)}
+        return {
+            name: tensor
+            for name, tensor in self._state.items()
+            if name.startswith(begins) and self._identity[name] not in shared
+        }
 
     @contextmanager
     def _loaded(self, state: Mapping[str, torch.Tensor], modules: Iterable[nn.Module]) -> Iterator[None]:

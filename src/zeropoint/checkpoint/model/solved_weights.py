@@ -56,6 +56,7 @@ from .cache_scales import LearnedCache, without_scales
 from .notes_of_solving import of_corrections, of_losses, of_rescaling, outside_of_blocks
 from .parameter_names import BIAS, WeightRows, folds_in_files
 from .running_model import RunningModel, running
+from .samples import digest_of
 from .tokens import Given
 
 _RECORD = "zeropoint_solved.json"
@@ -136,18 +137,17 @@ def _remove(folder: Path, *, finished: bool) -> None:
 
 def solved(
     plan: CheckpointPlan, given: Given, folder: Path, *, progress: bool = False
-) -> tuple[CheckpointPlan, torch.Tensor]:
-    """Return ``plan`` with codes solved block by block, and held-out tokens.
+) -> tuple[CheckpointPlan, Mapping[str, torch.Tensor]]:
+    """Return ``plan`` with codes solved block by block, and held-out inputs.
 
-    With it come token ids, (1, tokens), that are held out where some are.
+    With it come the inputs of one window or sample, which is held out where some are.
 
     given, progress: as for :func:`~.calibration.calibrated`, which says what is raised. folder: keeps the
     codes; what an earlier run of the same plan on the same data left there is used.
     """
     kept = SolvedFolder(folder)
     with running(plan.source, given, plan.limits, remedy=_REMEDY, seen=plan.seen) as model:
-        ids = b"".join(batch["input_ids"].cpu().numpy().tobytes() for batch in model.batches)
-        kept.begin({**identity(plan), **stamps(plan), "tokens": hashlib.sha256(ids).hexdigest()})
+        kept.begin({**identity(plan), **stamps(plan), "tokens": digest_of(model.given)})
         (tasks, missing), limits = _tasks(plan, model.rows), plan.limits
         require_inputs(tasks, missing)
         memo = model.spare - _memory_of(tasks, model, limits)
@@ -173,7 +173,7 @@ def solved(
             steps = replace(steps, deployed=cache.hooked)
         require_corrected((method_named(weight.method) for weight in plan.weights), tasks)
         solve(model.root, model.batches, tasks, steps, kept, progress=progress)
-        held_out = model.batches[: len(model.batches) // EVERY * EVERY or None][-1]["input_ids"].cpu()
+        held_out = model.given[: len(model.given) // EVERY * EVERY or None][-1]
         folds = folds_in_files(model.root, model.rows, kept.folds(tasks, model.root))
     alone = kept.without_data(tasks) | {weight.module for weight in missing}
     names = frozenset[str]().union(*(w.reader.names for w in plan.weights if w.module in alone))
@@ -244,7 +244,7 @@ def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits)
     ]
     widest = max((columns for _, columns in shapes.values()), default=0)
     values = max((rows * columns for rows, columns in shapes.values()), default=0)
-    tokens = EVERY * max(batch["input_ids"].numel() for batch in model.batches)
+    tokens = EVERY * max(model.vectors)
     at_once = limits.batches_at_once * (4 * widest**2 + 5 * values)
     numbers = max(matrices, default=0) + at_once
     return 8 * numbers + 4 * 3 * tokens * widest
@@ -260,9 +260,8 @@ def _passing(tasks: Iterable[WeightTask], model: RunningModel) -> int:
     for layer in {task.layer for task in tasks}:
         block = next((each for each in model.steps.blocks if layer.startswith(f"{each}.")), "")
         features[block] += model.root.get_parameter(f"{layer}.weight").shape[1]
-    tokens = sum(batch["input_ids"].numel() for batch in model.batches)
     item = next(model.root.parameters()).dtype.itemsize
-    return tokens * item * (model.width + max(features.values(), default=0))
+    return sum(model.vectors) * item * (model.width + max(features.values(), default=0))
 
 
 def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> tuple[list[WeightTask], list[Output]]:

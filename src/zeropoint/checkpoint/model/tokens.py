@@ -45,16 +45,20 @@ _TOKEN_BYTES = 64
 """Bytes of text that are read for each token that is wanted."""
 
 
+Data: TypeAlias = torch.Tensor | Mapping[str, torch.Tensor] | Path | str
+"""What users pass as calibration."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Windows:
     """Windows of tokens, as users ask for them.
 
     given: (windows, length) or (tokens,) integers; a .safetensors file that holds one such tensor; a file of
-    text in UTF-8; :data:`RANDOM` or :data:`OWN`. samples: how many windows. length: their tokens. Raises
-    OptionError for numbers that are out of range.
+    text in UTF-8; :data:`RANDOM` or :data:`OWN`; or inputs of the model by name (samples.py). samples: how
+    many windows. length: their tokens. Raises OptionError for numbers that are out of range.
     """
 
-    given: torch.Tensor | Path | str
+    given: Data
     samples: int | None = None
     length: int | None = None
 
@@ -127,7 +131,7 @@ class Windows:
         return ids[: found * length][: (self.samples or MOST) * length].reshape(-1, length)
 
 
-Given: TypeAlias = torch.Tensor | Path | str | Windows
+Given: TypeAlias = Data | Windows
 """Calibration data, with or without the number and length of windows."""
 
 
@@ -199,6 +203,7 @@ def windows_of(given: Given, source: Source, *, vocabulary: int, longest: int) -
     if isinstance(asked.given, torch.Tensor):
         name, ids = "calibration", as_ids(asked.given, "calibration")
     else:
+        assert not isinstance(asked.given, Mapping)  # samples.py cuts these
         wanted = (asked.samples or MOST) * length
         name, ids = (
             shown(asked.given),
@@ -222,13 +227,14 @@ def windows_of(given: Given, source: Source, *, vocabulary: int, longest: int) -
     return list(ids.unsqueeze(1))
 
 
-_REMEDY = f"give text in UTF-8, token ids in a {TEXT_OF_IDS} file, or the word {RANDOM} or {OWN}"
+REMEDY = f"give text in UTF-8, token ids in a {TEXT_OF_IDS} file, or the word {RANDOM} or {OWN}"
+"""What to give instead of data that cannot be read."""
 
 
 def _ids(path: Path, source: Source, most: int) -> torch.Tensor:
     if path.suffix == TEXT_OF_IDS:
-        return read_ids(path, what="calibration", remedy=_REMEDY)
-    text = read_text(path, what="calibration", remedy=_REMEDY, most=most)
+        return read_ids(path, what="calibration", remedy=REMEDY)
+    text = read_text(path, what="calibration", remedy=REMEDY, most=most)
     return torch.tensor(CheckpointTokenizer(source)(text, add_special_tokens=False)["input_ids"])
 
 

@@ -1,0 +1,209 @@
+"""Models that read images or sounds learn from samples of their own inputs, by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.checkpoint.written import tensors_of
+from tests.peers import transformers
+
+import zeropoint as zp
+from zeropoint.checkpoint.model.samples import entering
+from zeropoint.recipes import Assignment, Recipe, Rule
+from zeropoint.schemes import Scheme
+
+SHAPE = (8, 3, 32, 32)
+INT4 = Scheme.parse("int4:g32")
+
+
+def images(seed: int = 0) -> torch.Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=32,
+        patch_size=8, num_labels=5,
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+@pytest.fixture
+def whisper(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        d_model=64, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=128, num_mel_bins=16, max_source_positions=32,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path / "whisper")
+    return tmp_path / "whisper"
+
+
+def heard() -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(1)
+    return {
+        "input_features": torch.randn(8, 16, 64, generator=made),
+        "decoder_input_ids": torch.randint(3, 128, (8, 6), generator=made),
+    }
+
+
+def test_codes_are_those_of_the_model_in_memory(whisper: Path, tmp_path: Path) -> None:
+    result = zp.quantize_checkpoint(
+        whisper, tmp_path / "out", "int4:g32", method="gptq", calibration=heard(), force=True
+    )
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(whisper).eval()
+    names = [weight.module for weight in result.plan.weights]
+    batches = [{name: x[n : n + 1] for name, x in heard().items()} for n in range(8)]
+    rules = tuple(Rule(name=name, gives=Assignment(weight=INT4, method="gptq")) for name in names)
+    recipe = Recipe(rules=rules, default=Rule(gives=None))
+    known = zp.dequantize_model(zp.quantize_model(model, recipe, calibration=batches).model)
+    zp.dequantize_checkpoint(tmp_path / "out", tmp_path / "floats", dtype="float32")
+    written = tensors_of(tmp_path / "floats")
+    assert len(names) == 6 + 2 * 10
+    for name in names:
+        assert torch.equal(written[f"{name}.weight"], known.get_submodule(name).weight)
+
+
+def test_an_image_model_is_solved_and_compared(vit: Path, tmp_path: Path) -> None:
+    result = zp.quantize_checkpoint(
+        vit, tmp_path / "out", "int4:g32", quality="good", calibration={"pixel_values": images()}
+    )
+    assert {weight.method for weight in result.plan.weights} == {"shift+gptq"}
+    assert result.notes[-1].startswith("outputs are off by")
+    assert zp.verify_checkpoint(tmp_path / "out", vit).ok
+
+
+def test_samples_are_rows_of_a_file_or_of_a_mapping_or_numbered(vit: Path, tmp_path: Path) -> None:
+    save_file({"pixel_values": images()}, tmp_path / "rows.safetensors")
+    save_file(
+        {f"{n}.pixel_values": x[None].clone() for n, x in enumerate(images())}, tmp_path / "n.safetensors"
+    )
+    asked = {
+        "mapping": {"pixel_values": images()}, "rows": tmp_path / "rows.safetensors",
+        "numbered": tmp_path / "n.safetensors",
+    }  # fmt: skip
+    found = []
+    for name, calibration in asked.items():
+        zp.quantize_checkpoint(vit, tmp_path / name, "int4:g32", method="gptq", calibration=calibration)
+        found.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert found[0] == found[1] == found[2]
+    few = zp.quantize_checkpoint(
+        vit, tmp_path / "few", "int4:g32", method="gptq", calibration=asked["rows"], samples=4
+    )
+    assert (few.path / "model.safetensors").read_bytes() != found[0]
+
+
+def test_a_model_of_sounds_is_solved_with_both_of_its_inputs(whisper: Path, tmp_path: Path) -> None:
+    result = zp.quantize_checkpoint(
+        whisper, tmp_path / "out", "int4:g32", quality="good", calibration=heard(), force=True
+    )
+    assert {weight.method for weight in result.plan.weights} == {"shift+gptq"}
+    assert any("encoder" in weight.module for weight in result.plan.weights)
+    assert result.notes[-1].startswith("outputs are off by")
+    assert zp.verify_checkpoint(tmp_path / "out", whisper).ok
+
+
+def test_static_inputs_take_their_scale_from_samples(whisper: Path, tmp_path: Path) -> None:
+    zp.quantize_checkpoint(whisper, tmp_path / "out", "w8a8_static", calibration=heard(), force=True)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(whisper).eval()
+    extremes: dict[str, tuple[float, float]] = {}
+
+    def seen(name: str) -> Callable[..., None]:
+        def hook(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+            low, high = extremes.get(name, (0.0, 0.0))
+            extremes[name] = min(low, float(given[0].min())), max(high, float(given[0].max()))
+
+        return hook
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(seen(name))
+    with torch.no_grad():
+        for n in range(8):
+            model(**{name: x[n : n + 1] for name, x in heard().items()})
+    written = tensors_of(tmp_path / "out")
+    scales = {name: x for name, x in written.items() if name.endswith("input_scale")}
+    assert len(scales) == 6 + 2 * 10
+    for name, scale in scales.items():
+        low, high = extremes[name.removesuffix(".input_scale")]
+        assert float(scale) == pytest.approx((high - low) / 255, rel=1e-5)
+
+
+def test_statistics_of_images_solve_the_same_weights_later(vit: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sums.safetensors"
+    zp.gather_statistics(vit, file, calibration={"pixel_values": images()}, gram=True)
+    result = zp.quantize_checkpoint(vit, tmp_path / "out", "int4:g32", method="gptq", statistics=file)
+    assert {weight.method for weight in result.plan.weights} == {"gptq"}
+    zp.gather_statistics(
+        vit, tmp_path / "more.safetensors", calibration={"pixel_values": images(1)}, gram=True
+    )
+    assert load_file(file).keys() == load_file(tmp_path / "more.safetensors").keys()
+
+
+def test_another_sample_is_no_resumed_run(vit: Path, tmp_path: Path) -> None:
+    options = {"method": "gptq", "report": False}
+    zp.quantize_checkpoint(
+        vit, tmp_path / "out", "int4:g32", calibration={"pixel_values": images()}, **options
+    )
+    with pytest.raises(zp.CheckpointError, match="choose an empty directory"):
+        zp.quantize_checkpoint(
+            vit, tmp_path / "out", "int4:g32", calibration={"pixel_values": images(1)}, **options
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"pixel_value": images()},
+            "ViTForImageClassification takes no 'pixel_value'; did you mean pixel_values",
+        ),
+        (
+            {"pixel_values": images(), "head_mask": torch.ones(3, 2)},
+            "3 rows of 'head_mask', 8 rows of 'pixel_values'; give each input a row for each sample",
+        ),
+        ({"pixel_values": torch.tensor(1.0)}, "0 rows of 'pixel_values'"),
+        ({"pixel_values": torch.empty(0, 3, 32, 32)}, "'pixel_values' of calibration must be a tensor"),
+        ({"pixel_values": [1.0]}, "'pixel_values' of calibration must be a tensor"),
+        ({}, "calibration has no tensor"),
+        (torch.zeros(4, 8, dtype=torch.int64), "is no model of tokens .* with inputs by name"),
+    ],
+)
+def test_what_are_no_samples_is_said(given: object, message: str, vit: Path, tmp_path: Path) -> None:
+    with pytest.raises(zp.ZeropointError, match=message):
+        zp.quantize_checkpoint(vit, tmp_path / "out", "int4:g32", method="gptq", calibration=given)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"samples": 9}, "samples=9 asks for more than the 8"), ({"length": 4}, "length=4 counts tokens")],
+)
+def test_numbers_that_samples_do_not_have_are_refused(
+    options: dict[str, int], message: str, vit: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(zp.CalibrationError, match=message):
+        zp.quantize_checkpoint(
+            vit,
+            tmp_path / "out",
+            "int4:g32",
+            method="gptq",
+            calibration={"pixel_values": images()},
+            **options,
+        )
+
+
+def test_what_passes_between_blocks_is_known_before_the_model_runs(vit: Path, whisper: Path) -> None:
+    model = transformers.ViTForImageClassification.from_pretrained(vit)
+    batches = [{"pixel_values": image[None]} for image in images()]
+    assert entering(model, "vit.layers.0", batches) == ([17] * 8, 64)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(whisper)
+    batches = [{name: x[n : n + 1] for name, x in heard().items()} for n in range(2)]
+    assert entering(model, "model.decoder.layers.0", batches) == ([6, 6], 64)
+    assert entering(model, "model.encoder.layers.0", batches) == ([32, 32], 64)
