@@ -79,7 +79,11 @@ def likely_blocks(model: nn.Module) -> list[tuple[str, ...]]:
     lists, and then the parts of the model, the largest first, each alone.
     """
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
-    outer = {n: m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)}
+    outer = {
+        name: m
+        for name, m in lists.items()
+        if not any(name.startswith(f"{other}.") for other in lists) and not isinstance(m[0], nn.ModuleList)
+    }
     first = with_embeddings(model, outer)
     size = {name: sum(p.numel() for p in m.parameters()) for name, m in model.named_modules()}
     longest = sorted(outer, key=lambda name: (name not in first, -len(outer[name]), -size[name]))

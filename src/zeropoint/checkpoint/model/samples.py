@@ -39,6 +39,8 @@ Batches = list[dict[str, torch.Tensor]]
 """Inputs of a model by argument name, token ids as input_ids."""
 IDS = "input_ids"
 _MOST_BYTES = 4 << 30
+_WIDTH = 64
+"""Numbers of a vector where neither the configuration nor a run on the meta device says so."""
 _NUMBERED = re.compile(r"(\d{1,9})\.(\w+)")
 
 
@@ -131,7 +133,7 @@ def entering(model: Any, block: str, batches: Batches) -> tuple[list[int], int]:
     model: of transformers, whose parameters are not read: where inputs are no tokens, a twin on the meta
     device runs. Where it does not run there, vectors have four times as many numbers as the inputs.
     """
-    width: int = getattr(model.config.get_text_config(), "hidden_size", 1)
+    width: int = getattr(model.config.get_text_config(), "hidden_size", _WIDTH)
     if all(IDS in batch and not any(x.is_floating_point() for x in batch.values()) for batch in batches):
         return [batch[IDS].numel() for batch in batches], width
     with torch.device("meta"):
