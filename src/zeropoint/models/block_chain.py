@@ -178,7 +178,7 @@ def keeping(folder: Path | None, dtype: torch.dtype | None) -> Iterator[KeptValu
         yield KeptValues(Path(inside), dtype)
 
 
-class _InMemory(TorchDispatchMode):
+class InMemory(TorchDispatchMode):
     """Raises UnsupportedError for weights that are read outside of their block."""
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ class BlockChain:
             if watch is not None:
                 watch.enabled = step == 0
             # What a model does to all of its blocks, it does when it first runs.
-            with torch.no_grad(), _InMemory() if step == 0 and batch == 0 else nullcontext():
+            with torch.no_grad(), InMemory() if step == 0 and batch == 0 else nullcontext():
                 self._until_done(batch, batches[batch])
 
         stages = {block: BlockStage(block, at, stage) for at, (_, block) in enumerate(self.blocks)}

@@ -23,7 +23,7 @@ from ..libraries import reading
 from ..progress import counted
 from ..recipes import Recipe, Rule
 from ..stats import StatisticFor
-from .block_chain import BlockChain, BlockStage, Steps, Watching, holds_nan, keeping
+from .block_chain import BlockChain, BlockStage, InMemory, Steps, Watching, holds_nan, keeping
 from .calibrate import Calibration, Watch, evaluating, require_batches, run_model
 from .convert import quantize_model
 from .model_blocks import blocks_of
@@ -195,10 +195,12 @@ def is_chain(root: nn.Module, batch: Any, steps: Steps) -> bool:
             for step, (name, block) in enumerate(chain.blocks):
                 with steps.loaded(name):
                     before = [parameter._version for parameter in block.parameters()]
-                    chain.run(step, [batch], block)
+                    with InMemory():
+                        chain.run(step, [batch], block)
                     changes |= before != [parameter._version for parameter in block.parameters()]
             seen.clear()
-            chain.visit(len(chain.blocks), [batch], lambda *_: None)
+            with InMemory():
+                chain.visit(len(chain.blocks), [batch], lambda *_: None)
         ran = True
     for handle in handles:
         handle.remove()

@@ -22,6 +22,8 @@ from tests.peers import transformers
 import zeropoint as zp
 from zeropoint.checkpoint.model import solved_weights as door
 from zeropoint.checkpoint.model.forward_pass import compared
+from zeropoint.checkpoint.model.running_model import running
+from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.models import block_rounding
 from zeropoint.recipes import Assignment, Recipe, Rule
@@ -267,6 +269,21 @@ def test_a_model_whose_lists_are_no_chain_is_solved_as_one_block(family: str, tm
     divergence = re.search(r"KL divergence ([\d.]+) from", result.notes[-1])
     assert divergence is not None
     assert float(divergence[1]) < 0.01
+
+
+def test_positions_that_are_not_saved_are_computed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.MarianConfig(
+        vocab_size=512, d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64,
+        pad_token_id=0, decoder_start_token_id=0,
+    )  # fmt: skip
+    model = transformers.MarianMTModel(config)
+    model.save_pretrained(tmp_path)
+    assert "model.decoder.embed_positions.weight" not in load_file(tmp_path / "model.safetensors")
+    with running(open_source(tmp_path), ids(2), Limits.default(), remedy="") as found:
+        for name in ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"):
+            assert torch.equal(found.root.get_parameter(name), model.get_parameter(name))
 
 
 _FUSED = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -299,12 +300,12 @@ class _Weights:
     """
 
     def __init__(
-        self, model: nn.Module, floats: Floats, files: OpenFiles, remedy: str, device: torch.device
+        self, model: Any, floats: Floats, files: OpenFiles, remedy: str, device: torch.device
     ) -> None:
         self._model, self._floats, self._files, self._remedy = model, floats, files, remedy
         self.root, self._device = model, device
         parameters = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
-        self._identity = parameters
+        self._identity, self._outside = parameters, set[int]()
         state = model.state_dict()
         self._state = {name: tensor for name, tensor in state.items() if name in parameters}
         buffers = {name: tensor for name, tensor in state.items() if name not in parameters}
@@ -321,29 +322,28 @@ class _Weights:
 
     def block(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which the block called ``name`` has its weights."""
-        return self._loaded(self._inside((name,)), self.root.get_submodule(name).modules())
+        begin = f"{name}."
+        inside = {
+            n: tensor
+            for n, tensor in self._state.items()
+            if n.startswith(begin) and self._identity[n] not in self._outside
+        }
+        return self._loaded(inside, self.root.get_submodule(name).modules())
 
     def is_chain(self, batch: Mapping[str, torch.Tensor], blocks: Names) -> bool:
         """Return whether blocks, each loaded while it runs, are a chain."""
         with self.outside(blocks):
             return is_chain(self.root, batch, Steps(blocks=blocks, loaded=self.block))
 
-    def outside(self, blocks: tuple[str, ...]) -> AbstractContextManager[None]:
-        """Return a context with the weights outside of all ``blocks``."""
-        inside = self._inside(blocks)
+    def outside(self, blocks: Names) -> AbstractContextManager[None]:
+        """Return a context with the weights outside of all ``blocks``, shared ones included."""
+        inside = tuple(f"{name}." for name in blocks)
+        self._outside = {number for n, number in self._identity.items() if not n.startswith(inside)}
         held = {module for name in blocks for module in self.root.get_submodule(name).modules()}
         own = [module for module in self.root.modules() if module not in held]
-        return self._loaded({n: t for n, t in self._state.items() if n not in inside}, own)
-
-    def _inside(self, blocks: Names) -> dict[str, torch.Tensor]:
-        """Return the tensors of blocks but those that other modules share."""
-        begins = tuple(f"{name}." for name in blocks)
-        shared = {number for name, number in self._identity.items() if not name.startswith(begins)}
-        return {
-            name: tensor
-            for name, tensor in self._state.items()
-            if name.startswith(begins) and self._identity[name] not in shared
-        }
+        return self._loaded(
+            {n: tensor for n, tensor in self._state.items() if self._identity[n] in self._outside}, own
+        )
 
     @contextmanager
     def _loaded(self, state: Mapping[str, torch.Tensor], modules: Iterable[nn.Module]) -> Iterator[None]:
@@ -369,13 +369,27 @@ class _Weights:
             own = {name: t for name, t in state.items() if name in entries and name not in views}
             rest = {name: t for name, t in state.items() if name not in own}
             views = {**file_tensors(self._model, rest), **own}
+        known = {self._identity[name]: name for name in self._identity.keys() & entries.keys()}
+        for name in [name for name in views if name not in entries]:
+            same = known.get(self._identity.get(name, 0))
+            if same is not None:  # files have a shared parameter once
+                views[same] = views.pop(name)
         missing = {name for name in views if name not in entries}
+        missing -= set() if optional else self._computed(missing)
         if missing and not optional:
             raise CheckpointError(
                 f"{printable(min(missing))} (of {len(missing)}) is not in the files under the name that "
                 f"transformers saves it by; {self._remedy}"
             )
         fill(self._model, state, views, views.keys() & entries.keys(), self._read)
+
+    def _computed(self, names: Iterable[str]) -> set[str]:
+        """Compute parameters that transformers does not save, such as sinusoids; return their names."""
+        unsaved = getattr(self._model, "_keys_to_ignore_on_save", None) or ()
+        found = {name for name in names if any(re.search(pattern, name) for pattern in unsaved)}
+        for name in found:
+            self._model._init_weights(self._model.get_submodule(name.rpartition(".")[0]))
+        return found
 
     def _read(self, name: str) -> torch.Tensor:
         """Return a tensor of the checkpoint, decoded where it holds codes."""
