@@ -291,6 +291,40 @@ def test_a_layer_that_only_held_out_batches_reach_has_no_inputs_to_learn_from(ro
     }
 
 
+@pytest.mark.parametrize("experts", [2, 3])
+def test_each_layer_of_an_expert_without_tokens_learns_from_the_others(experts: int) -> None:
+    class Expert(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.down(torch.relu(self.gate(x)) * self.up(x))
+            return result
+
+    class Mixture(nn.Module):
+        """Experts in a list: the first two take half of the rows each."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(Expert() for _ in range(experts))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = x[:, 0] > 0
+            y = torch.zeros_like(x)
+            y[first], y[~first] = self.experts[0](x[first]), self.experts[1](x[~first])
+            return x + y
+
+    torch.manual_seed(0)
+    model, found = nn.Sequential(Mixture(), Mixture()).eval(), Solved()
+    x, mse = [torch.randn(8, 32) for _ in range(16)], method_named("mse")
+    tasks = [replace(task, without_data=mse) for task in tasks_of(model, "gptq", "int4:g32")]
+    solve(model, x, tasks, Steps(blocks=("0", "1")), found)
+    assert {method.name for method in found.methods.values()} == {"gptq"}
+    own = {name: loss.own for name, loss in found.losses.items()}
+    assert all((vectors == 0) == (".2." in name) for name, vectors in own.items())
+
+
 def test_a_part_of_a_model_that_no_batch_reaches_costs_eight_runs_and_none_of_floats() -> None:
     class Model(nn.Module):
         """A tower next to the blocks, and a head that counts its runs."""

@@ -253,3 +253,8 @@ def kin_of(name: str) -> str:
     ('mlp.experts.*.wi', 'mlp.linear_1')
     """
     return _NUMBER.sub("*", name)
+
+
+def numbers_of_kin(name: str) -> tuple[str, ...]:
+    """Return the numbers in a layer's name, which its kin do not share."""
+    return tuple(_NUMBER.findall(name))

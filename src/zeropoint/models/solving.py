@@ -49,7 +49,7 @@ from .rescale import (
 from .site_inputs import EVERY, Shelf, SiteInputs, is_held, kin_of, loss_on
 from .sites import Site, sites_of
 from .solutions import Solutions, WeightTask, by_block, without_data
-from .stage_inputs import StageInputs
+from .stage_inputs import StageInputs, sites_like
 
 See = Callable[[str, torch.Tensor], None]
 """Takes the name and the input of a layer that is about to run."""
@@ -218,14 +218,16 @@ class _Block:
         solutions: Solutions,
     ) -> list[BegunWeight]:  # fmt: skip
         """Solve one stage's weights; return those to be rounded jointly later."""
-        tasks = [task for task in self._tasks if any(task.layer in site.readers for site in own)]
-        todo = [task for task in tasks if results[task.name] is None]
-        begun = list[BegunWeight]()
+        begun, readers = list[BegunWeight](), {name for site in own for name in site.readers}
         with Shelf(self._steps.spill or self._steps.folder) as kept:
-            reached = [task for task in todo if task.layer not in self._alone]
             observed = None
-            if any(task.method.takes for task in reached):
+            if any(task.method.takes for task in self._tasks if task.layer in readers - self._alone):
                 observed = self._observed(own, sites, inputs, kept)
+                self._alone |= observed.unreached
+                self._tasks = without_data(self._tasks, observed.unreached)
+            tasks = [task for task in self._tasks if task.layer in readers]
+            todo = [task for task in tasks if results[task.name] is None]
+            reached = [task for task in todo if task.layer not in self._alone]
             turns = [reached] if observed is None else observed.turns(reached)
             for turn in ([task for task in todo if task.layer in self._alone], *turns):
                 known = [task.layer for task in turn if task.layer not in self._alone]
@@ -296,8 +298,8 @@ class _Block:
         self._tasks = without_data(self._tasks, self._alone)
         first = sites[0].stage if sites else 0  # so that others are solved on what these give
         alone = (Site(readers=(name,), stage=first) for name in missing if name in self._alone)
-        kin = (name for name in missing if name not in self._alone)
-        return (*alone, *sites, *(Site(readers=(name,), stage=stages[kin_of(name)]) for name in kin))
+        kin = [name for name in missing if name not in self._alone]
+        return (*alone, *sites, *sites_like(sites, kin))
 
     def _visit(self, numbers: Sequence[int]) -> None:
         """Run the deployed block on some batches, until hooks end it."""

@@ -15,9 +15,25 @@ import torch
 from ..methods import LayerData
 from ..stats import State
 from .block_chain import in_threads
-from .site_inputs import EVERY, Seen, Shelf, SiteInputs, kin_of
+from .site_inputs import EVERY, Seen, Shelf, SiteInputs, kin_of, numbers_of_kin
 from .sites import Site
 from .solutions import WeightTask
+
+
+def sites_like(sites: Sequence[Site], names: Iterable[str]) -> list[Site]:
+    """Return sites of layers that nothing reached, each as its kin's is.
+
+    An expert's gate and up read one input, as those of the others do.
+    """
+    known = {kin_of(name): (site, at) for site in sites for at, name in enumerate(site.readers)}
+    found: dict[tuple[int, tuple[str, ...]], dict[int, str]] = {}
+    for name in names:
+        site, at = known[kin_of(name)]
+        found.setdefault((sites.index(site), numbers_of_kin(name)), {})[at] = name
+    return [
+        Site(readers=tuple(own[at] for at in sorted(own)), stage=sites[number].stage)
+        for (number, _), own in found.items()
+    ]
 
 
 class StageInputs:
@@ -48,6 +64,7 @@ class StageInputs:
             del self._alone[name]
         self._passing: dict[tuple[str, int], list[torch.Tensor]] = {}
         self._pooled: dict[str, Mapping[str, State]] = {}
+        self._empty = set[str]()
 
     def see(self, name: str, batch: int, x: torch.Tensor) -> bool:
         """Take vectors; return whether the batch has reached all sites."""
@@ -79,10 +96,18 @@ class StageInputs:
                 in_threads(self._learn, [*made.items()], self._workers)
                 for name, each in made.items():
                     counts.add(each.vectors)
+                    self._empty |= set() if each.vectors else {name}
                     pooled = each.states if pooled is None else each.added_to(pooled)
                     each.put(self._shelf, name)
             if len(counts) > 1 and pooled is not None:  # a router sent them different vectors
                 self._pooled |= dict.fromkeys(names, pooled)
+
+    @property
+    def unreached(self) -> set[str]:
+        """Names of the readers of sites that nothing reached, and that have no kin to learn from."""
+        empty = {name for name, each in self._alone.items() if not each.vectors}
+        empty |= self._empty - self._pooled.keys()
+        return {name for first in empty for name in self._site_of[first].readers}
 
     def turns(self, tasks: Sequence[WeightTask]) -> Iterator[list[WeightTask]]:
         """Yield tasks with statistics in memory together, experts last."""
