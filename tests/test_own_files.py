@@ -1,7 +1,9 @@
 """Files that are written whole: what they replace, what they leave behind, and what a failure leaves."""
 
 import errno
+import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,9 +65,15 @@ def test_a_failure_leaves_the_old_content_and_no_draft(
     def fail(*given: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    for call in ("write", "fsync", "rename"):
+    def close_and_fail(descriptor: int, close: Callable[[int], None] = os.close) -> None:
+        close(descriptor)
+        fail()
+
+    for call, is_closed in itertools.product(("write", "fsync", "rename"), (True, False)):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, fail)
+            if not is_closed:
+                patch.setattr(os, "close", close_and_fail)
             with pytest.raises(CheckpointError, match=f"cannot be written: {os.strerror(number)}; choose"):
                 file.write([*TEXT, b"two"], overwrite=True)
         assert os.listdir(folder) == ["a"]

@@ -169,9 +169,9 @@ def _draft(folder: Path) -> Iterator[tuple[int, Path]]:
     try:
         yield descriptor, draft
     finally:
-        os.close(descriptor)
         with contextlib.suppress(OSError):
-            os.unlink(draft)
+            os.unlink(draft)  # before the file is closed, which may fail
+        os.close(descriptor)
 
 
 def _link(descriptor: int, path: Path) -> None:
