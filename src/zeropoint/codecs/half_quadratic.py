@@ -65,7 +65,7 @@ from .tensor_fields import (
 
 QUANT_METHOD = "hqq"
 CODES, SCALE, ZERO, SHAPE = "W_q", "scale", "zero", "shape"
-BITS, GROUP, AXIS = _NUMBERS = ("nbits", "group_size", "axis")
+_NUMBERS = ("nbits", "group_size", "axis")
 PACKING, UNPACKED, COMPUTE = _TEXTS = ("packing", "unpack_view_dtype", "compute_dtype")
 _UNSET = ("view_as_float", "quant_scale", "quant_zero", "offload_meta")
 _SET = ("encoded_state_dict", "stores_quant_config", "channel_wise", "optimize")

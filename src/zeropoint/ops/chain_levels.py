@@ -139,7 +139,7 @@ def _ladder(fmt: Format, *, up: bool) -> Rungs:
     ends = torch.tensor([-_MOST, _MOST])
     low, high = key_of(ends).tolist()
     codes = torch.arange(1 << fmt.bits, dtype=torch.int32)
-    every = round_to(_all_values(codes, fmt), fmt, up=up)
+    every = round_to(decode(codes.to(torch.uint8), fmt, torch.float32), fmt, up=up)
     # Numbers that round to others, or to none, are no values.
     every = every[torch.isfinite(every)]
     keys = torch.unique(key_of(torch.cat([every, round_to(ends, fmt, up=up)])))
@@ -152,11 +152,6 @@ def _ladder(fmt: Format, *, up: bool) -> Rungs:
         least, most = torch.where(inside, middle, least), torch.where(inside, most, middle - 1)
     stored = store(values, fmt).view(torch.uint8)
     return Rungs(least.tolist(), values.tolist(), stored.tolist())
-
-
-def _all_values(codes: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return the numbers of all codes."""
-    return decode(codes.to(torch.uint8), fmt, torch.float32)
 
 
 def key_of(x: torch.Tensor) -> torch.Tensor:

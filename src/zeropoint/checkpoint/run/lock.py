@@ -25,7 +25,6 @@ from ..read.storage import shown
 LOCK, OWNER = ".zeropoint.lock", ".zeropoint.owner"
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

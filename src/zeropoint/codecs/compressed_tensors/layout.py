@@ -76,8 +76,6 @@ _KNOWN = 4096
 
 PACKED, WEIGHT, SHAPE = "weight_packed", "weight", "weight_shape"
 SCALE, ZERO_POINT, GLOBAL_SCALE = "weight_scale", "weight_zero_point", "weight_global_scale"
-INPUT_SCALE, INPUT_ZERO_POINT, INPUT_GLOBAL_SCALE = "input_scale", "input_zero_point", "input_global_scale"
-"""Last parts of the names of what inputs with parameters from data need."""
 
 
 class Layout(enum.Enum):

@@ -157,11 +157,6 @@ def head_size(text: Config) -> int:
     return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
 
 
-def mapping(**entries: str) -> Mapping[str, str]:
-    """Return llama.cpp's names by layer module; ``__`` spells a dot."""
-    return MappingProxyType({old.replace("__", "."): new for old, new in entries.items()})
-
-
 ATTENTION = MappingProxyType(
     {
         "input_layernorm": "attn_norm",
