@@ -30,7 +30,6 @@ from ..methods.scheme_comparison import HEADS, SchemeComparison
 from ..models.conversion import Conversion
 from ..params import QuantizationParams
 from ..prepared import Plan
-from ..results import Result
 from ..schemes import Scheme
 from ..search.search_result import SearchResult
 from ..shown import Picture
@@ -368,8 +367,3 @@ def _(shown: Evaluation) -> Picture:
 def _(shown: KernelSpeeds) -> Picture:
     rows = [(each.label, each.of_copy, f"{each.gigabytes:.1f} GB/s") for each in shown.speeds]
     return share_bars(rows, label=f"bandwidth of kernels in copies, threads: {shown.threads}")
-
-
-@nodes_of.register
-def _(shown: Result) -> tuple[Node, ...]:
-    return _head(shown)
