@@ -192,8 +192,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
 class Bitsandbytes(Codec):
     """See the module and :class:`Codec`.
 
-    Args:
-        form: of the tensors of a weight in somebody's file; None is the form that is written.
+    form: of the tensors of a weight in somebody's file; None is the form that is written.
     """
 
     form: StateForm | None = None

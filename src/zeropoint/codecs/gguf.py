@@ -86,9 +86,7 @@ _K_SCALES = tuple(
 class BlockType:
     """A type of ggml.
 
-    Args:
-        scheme: what its blocks mean.
-        struct: where the numbers of a block lie.
+    scheme: what its blocks mean. struct: where the numbers of a block lie.
     """
 
     scheme: Scheme

@@ -84,9 +84,7 @@ METHOD = BlockRounding()
 class Sides:
     """The two candidate values of each number, and the current choice.
 
-    Args:
-        weight: (rows, columns), of which ``q`` are codes.
-        q: the initial codes; scales stay as they are.
+    weight: (rows, columns), of which ``q`` are codes. q: the initial codes; scales stay as they are.
     """
 
     NUMBER_BYTES: ClassVar[int] = 4 * 4 + SlopeMeans.NUMBER_BYTES + 2
@@ -114,25 +112,22 @@ class Sides:
     def values(self, goes_up: torch.Tensor) -> torch.Tensor:
         """Return the values of some sides.
 
-        Args:
-            goes_up: the numbers that take the higher one.
+        goes_up: the numbers that take the higher one.
         """
         return torch.where(goes_up, self._high, self._low)
 
     def step(self, slope: torch.Tensor, size: float) -> None:
         """Move numbers against the slope, fully while its sign is steady.
 
-        Args:
-            slope: the gradient of the objective by the values, (rows, columns).
-            size: in distances of the two values.
+        slope: the gradient of the objective by the values, (rows, columns). size: in distances of the two
+        values.
         """
         self._moved.sub_(self._means.direction(slope), alpha=size).clamp_(-0.5, 0.5)
 
     def codes(self, goes_up: torch.Tensor) -> QuantizedTensor:
         """Return the weight in codes.
 
-        Args:
-            goes_up: the numbers that take the higher value.
+        goes_up: the numbers that take the higher value.
         """
         return coded(self.values(goes_up), self._params)
 

@@ -19,10 +19,8 @@ from .method import LayerData, LowRank, Needs
 class Moved:
     """The result of a step.
 
-    Args:
-        target: what the method rounds, in float64.
-        note: what the step found, for reports, such as ``"strength 0.625"``.
-        low_rank: what the layer adds to the product with its codes, or None.
+    target: what the method rounds, in float64. note: what the step found, for reports, such as ``"strength
+    0.625"``. low_rank: what the layer adds to the product with its codes, or None.
     """
 
     target: torch.Tensor
@@ -57,9 +55,7 @@ class ChainPart(Protocol):
 class Corrected:
     """The result of a correction.
 
-    Args:
-        added: what is added to the parameter, (rows,) float32.
-        note: what it found, for reports.
+    added: what is added to the parameter, (rows,) float32. note: what it found, for reports.
     """
 
     added: torch.Tensor
@@ -81,13 +77,8 @@ class Correction(ChainPart, Protocol):
     def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
         """Return the summand to the parameter.
 
-        Args:
-            weight: the float weight, (rows, columns).
-            values: the values of its codes.
-            data: statistics of the inputs.
-
-        Raises:
-            CalibrationError: where statistics are missing.
+        weight: the float weight, (rows, columns). values: the values of its codes. data: statistics of the
+        inputs. Raises CalibrationError where statistics are missing.
         """
 
 
@@ -103,12 +94,7 @@ class Step(ChainPart, Protocol):
     def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData, scheme: Scheme) -> Moved:
         """Return the new target.
 
-        Args:
-            weight: the float weight, (rows, columns).
-            target: the target after earlier steps, in float64.
-            data: statistics of the inputs.
-            scheme: the scheme of the codes.
-
-        Raises:
-            CalibrationError: where statistics are missing.
+        weight: the float weight, (rows, columns). target: the target after earlier steps, in float64. data:
+        statistics of the inputs. scheme: the scheme of the codes. Raises CalibrationError where statistics
+        are missing.
         """

@@ -40,12 +40,9 @@ _MOST = 16
 class Absorber:
     """A module that gives the channels of a site.
 
-    Args:
-        name: of the module.
-        first: the first of its rows that do.
-        place: (channels,), the number of the row of each channel, counted from ``first``.
-        one: what it adds to its weight; for norms alone.
-        readers: names of the modules with weights whose columns are these channels.
+    name: of the module. first: the first of its rows that do. place: (channels,), the number of the row of
+    each channel, counted from ``first``. one: what it adds to its weight; for norms alone. readers: names of
+    the modules with weights whose columns are these channels.
     """
 
     name: str

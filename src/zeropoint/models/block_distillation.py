@@ -56,12 +56,9 @@ def scales_stay(scheme: Scheme) -> str | None:
 class TrainedScales:
     """Trainable finest scales of a weight's rows, under fixed codes.
 
-    Args:
-        weight: the parameter of the layer, which has the values of the codes.
-        rows: numbers of the rows that the codes are of; all if None.
-        q: the codes, on the device of the parameter, of a scheme whose scales do not stay
-            (:func:`scales_stay`).
-        rate: the size of the first step, as a share of a scale.
+    weight: the parameter of the layer, which has the values of the codes. rows: numbers of the rows that the
+    codes are of; all if None. q: the codes, on the device of the parameter, of a scheme whose scales do not
+    stay (:func:`scales_stay`). rate: the size of the first step, as a share of a scale.
     """
 
     def __init__(

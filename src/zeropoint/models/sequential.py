@@ -119,17 +119,10 @@ def run_blocks(
 ) -> Iterator[list[Any]]:  # fmt: skip
     """Run a model block by block; yield each block's outputs by batch.
 
-    Args:
-        root: the model.
-        batches: at least one.
-        steps: blocks, and how they run.
-        start: the first block that runs.
-        given: outputs of the block before ``start``, one value a batch.
-        progress: whether to show a progress bar, on a terminal or in a notebook.
-
-    Raises:
-        CalibrationError: for blocks that are not in the model and a folder that does not exist.
-        UnsupportedError: for blocks that do not run once each, in order, for every batch.
+    root: the model. batches: at least one. steps: blocks, and how they run. start: the first block that runs.
+    given: outputs of the block before ``start``, one value a batch. progress: whether to show a progress bar,
+    on a terminal or in a notebook. Raises CalibrationError for blocks that are not in the model and a folder
+    that does not exist; UnsupportedError for blocks that do not run once each, in order, for every batch.
     """
     with keeping(steps.folder, steps.dtype) as values:
         chain = BlockChain(root, blocks_of(root, steps.blocks), values)
@@ -145,11 +138,8 @@ def run_blocks(
 def run_rest(root: nn.Module, batch: Any, value: Any, steps: Steps) -> Any:
     """Return a model's output, given its last block's output.
 
-    Args:
-        root: the model; weights inside of blocks are not read.
-        batch: the model's input.
-        value: the output of the last block, see :func:`run_blocks`.
-        steps: blocks.
+    root: the model; weights inside of blocks are not read. batch: the model's input. value: the output of the
+    last block, see :func:`run_blocks`. steps: blocks.
     """
 
     def pass_on(position: int, *_: Any, **__: Any) -> Any:  # noqa: ARG001 (each block gives the same)

@@ -81,10 +81,8 @@ class Solutions(Protocol):
 class Solved(dict[str, LayerResult]):
     """Quantized weights in memory, by the names of tasks.
 
-    Attributes:
-        losses: by the same names.
-        methods: that have chosen them, by the same names.
-        rescaled: how the channels of blocks are rescaled, by the names of these.
+    losses: by the same names. methods: that have chosen them, by the same names. rescaled: how the channels
+    of blocks are rescaled, by the names of these.
     """
 
     def __init__(self) -> None:

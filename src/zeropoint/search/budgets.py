@@ -19,10 +19,8 @@ _LEAST = 1 << 10
 class Budget:
     """A budget of weights: average ``bits``, or ``nbytes`` of all files.
 
-    Scales and zero points count. Bits belong to the weights that the search decides about.
-
-    Raises:
-        RangeError: unless exactly one is given, and it is positive.
+    Scales and zero points count. Bits belong to the weights that the search decides about. Raises RangeError
+    unless exactly one is given, and it is positive.
     """
 
     bits: Fraction | None = None
@@ -38,14 +36,11 @@ class Budget:
     def parse(text: str) -> Budget:
         """Return the budget of a text: ``4.5bpw``, or bytes like ``3.2G``.
 
-        K, M, G and T are powers of 1024.
+        K, M, G and T are powers of 1024. Raises RangeError for anything else, and for a small number without
+        a unit.
 
-        Raises:
-            RangeError: for anything else, and for a small number without a unit.
-
-        Example:
-            >>> str(Budget.parse("4.50bpw")), str(Budget.parse("3.5GB"))
-            ('4.5bpw', '3.5 GiB')
+        >>> str(Budget.parse("4.50bpw")), str(Budget.parse("3.5GB"))
+        ('4.5bpw', '3.5 GiB')
         """
         bits, nbytes = _BITS.fullmatch(text.strip()), _BYTES.fullmatch(text.strip())
         if bits is not None and Fraction(bits[1]):

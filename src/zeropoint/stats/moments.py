@@ -168,8 +168,7 @@ class _OfPairs(_OfFeatures):
 
         Args:
             state: a state of this accumulator, which is not changed.
-            float_inputs: as :meth:`measure_pair` takes them.
-            inputs: as :meth:`measure_pair` takes them.
+            float_inputs, inputs: as :meth:`measure_pair` takes them.
 
         Raises:
             ShapeError: for another number of features, or two shapes.

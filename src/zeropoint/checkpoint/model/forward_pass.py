@@ -260,11 +260,8 @@ _ANOTHER = 2.0
 def compared(result: RunResult, source: Source, ids: torch.Tensor, limits: Limits) -> RunResult:
     """Return ``result`` with a note on its KL divergence from the original.
 
-    Args:
-        result: what was written.
-        source: what it was made of.
-        ids: (1, tokens) that nothing was learned from; the first `TOKENS` are run.
-        limits: of memory.
+    result: what was written. source: what it was made of. ids: (1, tokens) that nothing was learned from; the
+    first `TOKENS` are run. limits: of memory.
     """
     batches = [{"input_ids": ids[:, :TOKENS]}]
     try:

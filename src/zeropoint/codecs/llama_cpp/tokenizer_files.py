@@ -23,8 +23,7 @@ _LIMIT = 1 << 24
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return a tokenizer's files, by name; none if unknown.
 
-    Args:
-        metadata: of a GGUF file, as Python values.
+    metadata: of a GGUF file, as Python values.
     """
     tokens, types = metadata.get(f"{PREFIX}tokens"), metadata.get(f"{PREFIX}token_type")
     make = _MODELS.get(str(metadata.get(f"{PREFIX}model")))

@@ -32,10 +32,8 @@ NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml"
 class BlockSearch(NamedTuple):
     """How one type is quantized.
 
-    Args:
-        block: values in a block.
-        search: see :mod:`.block_columns`.
-        rounds_last: whether codes are the closest under the scales as they are stored.
+    block: values in a block. search: see :mod:`.block_columns`. rounds_last: whether codes are the closest
+    under the scales as they are stored.
     """
 
     block: int
@@ -109,14 +107,9 @@ def refusal(scheme: Scheme, shape: tuple[int, ...]) -> str | None:
 def search(x: torch.Tensor, scheme: Scheme, importance: Importance = None) -> tuple[torch.Tensor, Params]:
     """Return packed codes and parameters of ``x``, which :func:`refusal` does not refuse.
 
-    Args:
-        x: floats (..., columns), rounded to float32 first.
-        scheme: of a type of ggml.
-        importance: (columns,), weights of squared errors, or None.
-
-    Raises:
-        NonFiniteError: for NaN and Inf.
-        RangeError: where llama.cpp would write a scale of Inf.
+    x: floats (..., columns), rounded to float32 first. scheme: of a type of ggml. importance: (columns,),
+    weights of squared errors, or None. Raises NonFiniteError for NaN and Inf; RangeError where llama.cpp
+    would write a scale of Inf.
     """
     require_finite(x)
     shape, name = tuple(x.shape), type_of(scheme)

@@ -31,13 +31,9 @@ SHORT = 16
 class Minima(NamedTuple):
     """What differs between the types that have minima.
 
-    Args:
-        size: values under one scale.
-        line: the search without importance.
-        top: the largest code of a scale.
-        factor: of the mean square in the weights that importance gives.
-        stored: what the file holds of codes of scales and minima, (blocks, super-blocks): they are past
-            ``top`` where the search found a negative scale.
+    size: values under one scale. line: the search without importance. top: the largest code of a scale.
+    factor: of the mean square in the weights that importance gives. stored: what the file holds of codes of
+    scales and minima, (blocks, super-blocks): they are past ``top`` where the search found a negative scale.
     """
 
     size: int
