@@ -1,7 +1,5 @@
 """Functions for the commands that run a model on data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

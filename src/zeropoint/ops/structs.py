@@ -1,7 +1,5 @@
 """Codes and parameters packed into block structs, and back: plain torch."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """YAML recipes of choices: a rule per scheme and layer kind."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

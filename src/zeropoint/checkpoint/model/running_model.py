@@ -5,8 +5,6 @@ from the checkpoint while it runs, and given back afterwards (models/sequential.
 comes with a checkpoint is not executed.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -9,8 +9,6 @@
 Source: google/sentencepiece, src/sentencepiece_model.proto.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Mapping
 

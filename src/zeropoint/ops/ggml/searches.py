@@ -9,8 +9,6 @@
 ``x`` and ``w``, the weights of squared errors, are (values, blocks) float32.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 What no kernel takes is left to the reference, as ever.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any
