@@ -136,10 +136,7 @@ _UNDER_HALF = 0.5 - 2.0**-20
 
 def _levels(q: QuantizedTensor, grid: Grid) -> torch.Tensor:
     """Return the index of each code's level."""
-    scale, zero = grid.scale[:, grid.block_of].double(), grid.all_zeros[:, grid.block_of].double()
-    offset = grid.all_offsets[:, grid.block_of].double()
-    values = q.dequantize(grid.scale.dtype).reshape(scale.shape).double()
-    unit = torch.where(scale == 0, zero, (values - offset) / scale + zero)
+    unit = _units(q.dequantize(grid.scale.dtype), grid)
     middles = (grid.levels[1:] + grid.levels[:-1]) / 2
     return torch.searchsorted(middles, unit.contiguous())
 

@@ -19,13 +19,10 @@ from ..params.effective import signed_end, span
 from ..params.stored import IEEE, LEAST_NORMAL, round_to, smallest, store, top
 from ..schemes import ScaleLevel, Scheme, ZeroPoint
 from ..schemes.scale_rules import Linear, Pick, Store
-from .lowering import Chain, From, HeldAs, Level
+from .lowering import HELD, Chain, From, HeldAs, Level
 
 _MOST = torch.finfo(torch.float32).max
 _SAME = 0x7FFFFFFF
-
-
-_FLOATS = {torch.float32: HeldAs.FLOAT32, torch.bfloat16: HeldAs.BFLOAT16, torch.float16: HeldAs.FLOAT16}
 
 
 class Rungs(NamedTuple):
@@ -86,7 +83,7 @@ def _level(
     if not isinstance(level.rule, Linear) or native is torch.float64 or set(extents[:-1]) - {1}:
         return f"level {level} is chosen by the reference"
     whole = isinstance(fmt, IntFormat) and fmt.step == 1 and fmt.bits <= 8
-    held = _FLOATS.get(native) if native in IEEE else HeldAs.INTEGER if whole else HeldAs.LADDER
+    held = HELD.get(native) if native in IEEE else HeldAs.INTEGER if whole else HeldAs.LADDER
     if held is None or (native in IEEE and up) or (native not in IEEE and fmt.bits > 8):
         return f"numbers of level {level} are rounded by the reference"
     first = len(ladder.keys)

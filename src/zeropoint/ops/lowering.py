@@ -124,6 +124,8 @@ class HeldAs(IntEnum):
     LADDER = 4
 
 
+HELD = {torch.float32: HeldAs.FLOAT32, torch.bfloat16: HeldAs.BFLOAT16, torch.float16: HeldAs.FLOAT16}
+
 _NARROW = {
     None: Narrow.NONE,
     torch.float32: Narrow.NONE,

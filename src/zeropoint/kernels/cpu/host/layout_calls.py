@@ -10,7 +10,7 @@ import torch
 
 from ....formats import DigitsFormat, Format
 from ....formats.codes import encode_codebook
-from ....layout import code_rows, packing
+from ....layout import code_rows
 from ....layout.bit_places import Bits, Digits, Field, Struct, field_size, whole
 from ....layout.word_lines import WORD, WordLines
 from ....ops.registry import Op, Request
@@ -146,12 +146,6 @@ def _moves(part: Bits | Digits) -> Iterable[Sequence[int]]:
     flip = sum(part.flip << n * part.width for n in range(many))
     starts = range(part.at, part.at + part.size, part.width * many // 8)
     return [(at, part.first + n * many, 0, 0, part.low, part.width, flip) for n, at in enumerate(starts)]
-
-
-def lines_refusal(request: Request) -> str | None:
-    """Reason why the kernel does not take these codes' rows, or None."""
-    partial = packing.packed_length(request.shape[-1], request.scheme.bits) % (WORD // 8)
-    return "rows that end within a word are known to the reference alone" if partial else None
 
 
 class LinesKernel:

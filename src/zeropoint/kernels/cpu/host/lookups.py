@@ -14,7 +14,7 @@ from ....formats import ChoiceFormat, DigitsFormat
 from ....formats.codes import decode, decode_runs, encode_codebook
 from ....layout import code_rows, packing
 from ....ops import reference
-from ....ops.reference_backend import filled
+from ....ops.reference_backend import Codes, filled
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params import arithmetic
@@ -35,8 +35,6 @@ from .calls import flat_bytes
 from .rare_requests import digits_of, has_five_digits
 from .statistics import Ends, block_extremes
 from .views import KINDS
-
-Codes = tuple[torch.Tensor, Params]
 
 
 class LookupKernel:
