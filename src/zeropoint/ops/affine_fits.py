@@ -111,7 +111,6 @@ class _Fit:
         self._mean = self._sums(self._numbers) / self._count
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :func:`fitted_parameters`."""
         best = self._swept()
         for _ in range(FITS):
             best = _larger(best, self._of(*self._fit(best)))

@@ -272,7 +272,6 @@ class _Nowhere(Partials):
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[int]:
-        """See :class:`Partials`."""
         with self.io(name):
             descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             try:
