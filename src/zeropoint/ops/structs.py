@@ -17,7 +17,7 @@ def grid_of(struct: Struct, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def lines_refusal(request: Request) -> str | None:
-    """Return why kernels do not move rows of codes as lines of words, or None."""
+    """Return why kernels do not move lines of words, or None."""
     partial = packing.packed_length(request.shape[-1], request.scheme.bits) % (WORD // 8)
     return "rows that end within a word are known to the reference alone" if partial else None
 
