@@ -4,8 +4,6 @@ This module owns the exception classes and how names, sizes, counts and options 
 knows nothing of tensors, formats or files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import re
@@ -90,8 +88,8 @@ def size_of(nbytes: int) -> str:
     return f"{value:.0f} {_UNITS[unit]}" if value.is_integer() else f"{value:.1f} {_UNITS[unit]}"
 
 
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
-_POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def parse_size(size: int | str) -> int:
@@ -102,8 +100,8 @@ def parse_size(size: int | str) -> int:
     >>> parse_size("2G"), parse_size("512MiB"), parse_size("1.5k"), parse_size(4096)
     (2147483648, 536870912, 1536, 4096)
     """
-    match = _SIZE.fullmatch(str(size).strip())
-    nbytes = 0 if match is None else int(float(match[1]) * (1 << _POWERS[match[2].upper()]))
+    match = SIZE.fullmatch(str(size).strip())
+    nbytes = 0 if match is None else int(float(match[1]) * (1 << POWERS[match[2].upper()]))
     if nbytes < 1:
         raise OptionError(
             f"size {printable(str(size))} must be a positive number with K, M, G or T, for example 2G or 512M"

@@ -3,8 +3,6 @@
 Reports know every type, and no type knows reports: they are imported when something is shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module, resources
@@ -25,9 +23,7 @@ PICTURE = FileKind("plot", _MARK.encode())
 class Picture:
     """A picture in SVG, which a notebook shows.
 
-    Args:
-        inline: an ``<svg>`` element in the colors of the page around it.
-        label: what it shows, in words.
+    inline: an ``<svg>`` element in the colors of the page around it. label: what it shows, in words.
     """
 
     inline: str
@@ -45,12 +41,8 @@ class Picture:
     def save(self, path: Path | str, *, overwrite: bool = False) -> None:
         """Write the picture to a file.
 
-        Args:
-            path: of the file, usually ``.svg``.
-            overwrite: whether a picture of zeropoint that is there may be replaced.
-
-        Raises:
-            CheckpointError: where the file exists, or cannot be written.
+        path: of the file, usually ``.svg``. overwrite: whether a picture of zeropoint that is there may be
+        replaced. Raises CheckpointError where the file exists, or cannot be written.
         """
         OwnFile(Path(path), PICTURE).write([self.svg.encode()], overwrite=overwrite)
 
@@ -70,8 +62,7 @@ def repr_html(self: object) -> str:
 def plot(self: object) -> Picture:
     """Return a picture for notebooks, saved by :meth:`Picture.save`.
 
-    Raises:
-        UnsupportedError: where there is nothing to draw.
+    Raises UnsupportedError where there is nothing to draw.
     """
     found: Picture = _report("notebook").picture_of(self)
     return found

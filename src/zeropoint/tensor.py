@@ -42,9 +42,8 @@ def _result_tensors(
 class Deviation:
     """How far decoded values are from a tensor.
 
-    Args:
-        relative: root of the squared error over the squared values; 0 where they are equal.
-        largest: largest error of a value.
+    relative: root of the squared error over the squared values; 0 where they are equal. largest: largest
+    error of a value.
     """
 
     relative: float

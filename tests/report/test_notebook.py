@@ -10,9 +10,9 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 from tests.cli.checkpoints import write_llama
+from tests.report.screens import as_text
 
 import zeropoint as zp
-from zeropoint.report.nodes import as_text
 from zeropoint.report.notebook import nodes_of
 
 HOSTILE = "</style><script>alert(1)</script><img src=x onerror=alert(1)>"

@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.cli.checkpoints import write_llama
+from tests.report.screens import as_text
 
 import zeropoint as zp
 from zeropoint.checkpoint.verify.overview import NUMBERS, LayerFacts
-from zeropoint.report.nodes import Cell, DataTable, as_text, every
+from zeropoint.report.nodes import Cell, DataTable, every
 from zeropoint.report.page import CheckpointReport, page_of, report_checkpoint
 
 HOSTILE = (

@@ -1,7 +1,5 @@
 """Functions for the commands that run a model on data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -101,8 +99,7 @@ def distill_checkpoint(
         learning_rate: the size of the first step, as a share of each scale; it falls to zero.
         seed: of the order of windows.
         samples, length: of windows of ``calibration``, as for :func:`~zeropoint.quantize_checkpoint`.
-        workers, max_memory, device, progress: likewise.
-        overwrite, restart, break_lock, if_exists, spool: likewise.
+        workers, max_memory, device, progress, overwrite, restart, break_lock, if_exists, spool: likewise.
 
     Returns:
         A summary of the run; its notes say how far blocks were off, and are.

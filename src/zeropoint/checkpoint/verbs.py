@@ -1,7 +1,5 @@
 """Functions for the commands about checkpoints, with the same options."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from pathlib import Path
@@ -68,23 +66,10 @@ def plan_checkpoint(
     Args:
         source: a directory, one .safetensors, .gguf or .onnx file, or the URL of any of these.
         to: a preset or scheme, such as ``"w4a16"``.
-        recipe: in its place, rules: a file of YAML, its text, a :class:`~zeropoint.recipes.Recipe`, the
-            recipe of a search, or the name of a family, such as ``"llama"``.
-        format: what files are written in, a name of :mod:`zeropoint.codecs.registry`; the only one with
-            the scheme, or the usual one, if None.
-        method: how weights are quantized, such as ``"mse"``, in place of the method of a recipe; ``nearest``
-            unless given. Rules that name a method keep it.
-        quality: in its place, ``"fast"``, ``"good"`` or ``"best"``: picks the method for each scheme. Data
-            are asked for where the plan is carried out.
-        include: patterns of tensors to quantize although they are kept by default: globs, or ``re:`` and a
-            regular expression.
-        ignore: patterns of tensors to keep.
-        strict: whether a linear weight that stays although no pattern says so is an error.
-        fit: give weights whose inputs are no multiple of the group a smaller one, half or a quarter of it.
-        kv_scales: write scales for a float8 cache of keys and values, too; data for them are asked for where
-            the plan is carried out.
-        dequantize_first: dequantize layers that are quantized already, then quantize them.
-        dequantize_kept: write quantized layers that are not requantized as floats, too.
+        recipe, format, include, ignore, strict, fit: as for :func:`quantize_checkpoint`.
+        method: likewise. Rules that name a method keep it.
+        quality, kv_scales: likewise; data are asked for where the plan is carried out.
+        dequantize_first, dequantize_kept: likewise.
         out: a new file for the plan, which :func:`quantize_checkpoint` takes as ``plan``.
         workers: threads; one for each core if None.
         max_memory: most memory of the process of the run, as bytes or a text such as ``"1G"``; 2 GiB if None.

@@ -1,7 +1,5 @@
 """The command ``zeropoint compare``."""
 
-from __future__ import annotations
-
 import enum
 import time
 from typing import Annotated

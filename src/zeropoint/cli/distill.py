@@ -1,7 +1,5 @@
 """The command ``zeropoint distill``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

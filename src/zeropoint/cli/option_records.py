@@ -1,7 +1,5 @@
 """Records of options: one parameter, an option for each field."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import inspect

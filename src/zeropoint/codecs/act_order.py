@@ -22,8 +22,7 @@ class ActOrder(Protocol):
     def group_index(self, layer: LayerScheme) -> str | None:
         """Return the part with the group of each input, or None.
 
-        Args:
-            layer: how the weight is quantized, and lies in its file.
+        layer: how the weight is quantized, and lies in its file.
         """
 
     def out_of_order(self, layer: LayerScheme) -> LayerScheme | None:
@@ -33,8 +32,7 @@ class ActOrder(Protocol):
 def group_index(layer: LayerScheme) -> str | None:
     """Return the part with the group of each input, or None.
 
-    Args:
-        layer: how the weight is quantized, and lies in its file.
+    layer: how the weight is quantized, and lies in its file.
     """
     return layer.codec.group_index(layer) if isinstance(layer.codec, ActOrder) else None
 
@@ -47,12 +45,9 @@ def out_of_order(layer: LayerScheme) -> LayerScheme | None:
 def in_groups(q: QuantizedTensor, scheme: Scheme, groups: torch.Tensor) -> QuantizedTensor:
     """Return rows of codes with the parameters of their groups.
 
-    Its values equal those that ``q`` has only where inputs lie in order.
-
-    Args:
-        q: rows in codes, each input in a block of its own, or in order.
-        scheme: of the groups.
-        groups: (columns,) the group of each input, or -1 in all where they lie in order.
+    Its values equal those that ``q`` has only where inputs lie in order. q: rows in codes, each input in a
+    block of its own, or in order. scheme: of the groups. groups: (columns,) the group of each input, or -1 in
+    all where they lie in order.
     """
     if q.scheme.granularity == scheme.granularity:
         return q

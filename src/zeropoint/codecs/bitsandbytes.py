@@ -49,9 +49,10 @@ from ..params.stored import store
 from ..schemes import Granularity, Preset, Scheme
 from ..schemes.dialects import get_dialect
 from ..tensor import QuantizedTensor
+from . import word_layers
 from .bitsandbytes_state import BLOCKS, NESTED_BLOCK, StateForm, state_of, state_text
 from .block_extents import blocks, partial_group
-from .engines import Facts, Loads, Problem, fused_alike, loader_not_run, rules
+from .engines import Facts, Loads, Problem, loader_not_run, rules
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
 from .tensor_fields import COLUMNS, Tensors, TensorSpec, WeightPart
@@ -179,9 +180,7 @@ def of_transformers(facts: Facts) -> Iterator[Problem]:
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
-    yield from fused_alike(facts)
-    if facts.nonlinear or facts.transposed:
-        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
+    yield from word_layers.vllm(facts)
     yield (
         Loads.UNCHECKED,
         "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried",
@@ -192,8 +191,7 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
 class Bitsandbytes(Codec):
     """See the module and :class:`Codec`.
 
-    Args:
-        form: of the tensors of a weight in somebody's file; None is the form that is written.
+    form: of the tensors of a weight in somebody's file; None is the form that is written.
     """
 
     form: StateForm | None = None

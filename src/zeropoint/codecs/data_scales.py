@@ -14,13 +14,9 @@ from ..recipes import Activation
 class InputNames(NamedTuple):
     """Suffixes of the tensors that hold the parameters of static inputs.
 
-    Args:
-        scale: of the finest scale.
-        zero_point: of the zero point.
-        global_scale: of the scale over all blocks, in schemes of two levels.
-        shape: of each; all are one number.
-        also: what files of others call the finest scale.
-        signed: whether zero points of codes without a sign are int8, as if these had one.
+    scale: of the finest scale. zero_point: of the zero point. global_scale: of the scale over all blocks, in
+    schemes of two levels. shape: of each; all are one number. also: what files of others call the finest
+    scale. signed: whether zero points of codes without a sign are int8, as if these had one.
     """
 
     scale: str
@@ -47,10 +43,8 @@ CACHE_FORMAT = get_format("float8_e4m3fn")
 class CacheScales(NamedTuple):
     """Places of float8 cache scales, two per attention layer.
 
-    Args:
-        key, value: their names, after the attention layer's.
-        shape: of each; both are one number.
-        dtype: in which they are computed and stored, or None for the dtype of keys and values.
+    key, value: their names, after the attention layer's. shape: of each; both are one number. dtype: in which
+    they are computed and stored, or None for the dtype of keys and values.
     """
 
     key: str
@@ -61,7 +55,6 @@ class CacheScales(NamedTuple):
     def scale(self, largest: torch.Tensor) -> torch.Tensor:
         """Return the scale of keys or values from their largest magnitude.
 
-        Args:
-            largest: the largest magnitude, in the dtype of keys and values: one number.
+        largest: the largest magnitude, in the dtype of keys and values: one number.
         """
         return (largest.to(self.dtype or largest.dtype) / float(CACHE_FORMAT.max)).reshape(self.shape)

@@ -4,8 +4,6 @@ A piece has some rows of the whole tensor, in its own order: one expert, or quer
 are cut where a file is written, and joined where it is read.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -37,13 +35,9 @@ class RowRun(NamedTuple):
 class TensorPiece(NamedTuple):
     """A piece of a tensor.
 
-    Args:
-        name: as if it were a tensor of the model.
-        shape: its own.
-        rows: rows of the whole tensor, run after run: of a matrix, of all matrices of a stack, or values of
-            a vector.
-        transposed: whether each matrix of the piece has these rows as columns.
-        single: whether rows are single values of the whole tensor.
+    name: as if it were a tensor of the model. shape: its own. rows: rows of the whole tensor, run after run:
+    of a matrix, of all matrices of a stack, or values of a vector. transposed: whether each matrix of the
+    piece has these rows as columns. single: whether rows are single values of the whole tensor.
     """
 
     name: str

@@ -30,8 +30,6 @@ compressed-tensors 0.20 (entrypoints/convert/converters/fp8block_dequantizer.py)
 ``amax / 448``, or that rounded up to a power of two in F8_E8M0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +38,7 @@ from typing import Any
 
 import torch
 
-from ..architectures import model_type
+from ..architectures import DOWN, GATE_UP, model_type
 from ..errors import CheckpointError, UnsupportedError, option, printable
 from ..formats import get_format
 from ..formats.torch_dtypes import storage_dtype
@@ -70,7 +68,6 @@ _FACTORS = MappingProxyType(
 _ENDINGS = ("_scale_inv", "_scale")
 _OTHER_NAMES = (".scale", ".qscale_weight")
 """Ends of names of factors in place of ``.weight``, which other tensors have as well."""
-_FUSED = ("gate_up_proj", "down_proj")
 """Last parts of the names of fused experts."""
 
 
@@ -159,7 +156,7 @@ class Fp8Reader(Reader):
         if factor.dtype not in _FACTORS:
             raise CheckpointError(f"its factors are {factor.dtype}, but must be {', '.join(_FACTORS)}")
         module = key.removesuffix(".weight")
-        fused = len(codes.shape) == 3 and module.rpartition(".")[2] in _FUSED
+        fused = len(codes.shape) == 3 and module.rpartition(".")[2] in (GATE_UP, DOWN)
         if len(codes.shape) != 2 + fused or 0 in codes.shape:
             raise CheckpointError(f"its codes have shape {list(codes.shape)}, but must be a matrix")
         shape = (codes.shape[-2], codes.shape[-1])

@@ -33,8 +33,6 @@ tensors of others keep the names of the checkpoint, which gguf-py and zeropoint 
 Source: ggml-org/llama.cpp, ggml/src/ggml-common.h and gguf-py/gguf/quants.py. This module opens no file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -86,9 +84,7 @@ _K_SCALES = tuple(
 class BlockType:
     """A type of ggml.
 
-    Args:
-        scheme: what its blocks mean.
-        struct: where the numbers of a block lie.
+    scheme: what its blocks mean. struct: where the numbers of a block lie.
     """
 
     scheme: Scheme

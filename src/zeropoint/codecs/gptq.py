@@ -148,9 +148,8 @@ def _groups(weight: Scheme, columns: int) -> torch.Tensor:
 class PackedZeros(Field):
     """Zero points of groups: a line is a stream of fields.
 
-    Args:
-        suffix: the last part of its name.
-        first: whether they are stored one less, as in the first version of the layout.
+    suffix: the last part of its name. first: whether they are stored one less, as in the first version of the
+    layout.
     """
 
     suffix: str
@@ -217,10 +216,9 @@ def _sglang(facts: Facts) -> Iterator[Problem]:
 class Gptq(Codec):
     """See the module and :class:`Codec`.
 
-    Args:
-        version: the ``checkpoint_format`` of somebody's file; empty for the one that is written.
-        ordered: whether ``g_idx`` has inputs in groups out of order.
-        whole: whether the weight is written so, which takes all of its inputs at once.
+    version: the ``checkpoint_format`` of somebody's file; empty for the one that is written. ordered: whether
+    ``g_idx`` has inputs in groups out of order. whole: whether the weight is written so, which takes all of
+    its inputs at once.
     """
 
     version: str = ""

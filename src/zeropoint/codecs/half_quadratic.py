@@ -27,8 +27,6 @@ core/utils.py, encode_safetensor_type). HQQLinear computes values in its own dty
 This module opens no file.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import struct
@@ -65,7 +63,7 @@ from .tensor_fields import (
 
 QUANT_METHOD = "hqq"
 CODES, SCALE, ZERO, SHAPE = "W_q", "scale", "zero", "shape"
-BITS, GROUP, AXIS = _NUMBERS = ("nbits", "group_size", "axis")
+_NUMBERS = ("nbits", "group_size", "axis")
 PACKING, UNPACKED, COMPUTE = _TEXTS = ("packing", "unpack_view_dtype", "compute_dtype")
 _UNSET = ("view_as_float", "quant_scale", "quant_zero", "offload_meta")
 _SET = ("encoded_state_dict", "stores_quant_config", "channel_wise", "optimize")

@@ -24,17 +24,14 @@ FLOAT_SCALES = ("F16", "BF16", "F32")
 class SchemePattern(NamedTuple):
     """Schemes that differ in bits, groups and dtype of scales.
 
-    Args:
-        text: of a scheme with ``{bits}``, ``{blocks}`` and ``{scale}`` in their places.
-        bits: of its codes.
-        scales: dtypes of its scales, in the spelling of files.
+    text: of a scheme with ``{bits}``, ``{blocks}`` and ``{scale}`` in their places. bits: of its codes.
+    scales: dtypes of its scales, in the spelling of files.
 
-    Example:
-        >>> pattern = SchemePattern("int{bits}:{blocks}:scale={scale}", (4, 8))
-        >>> str(pattern.scheme(4, 128, "F16"))
-        'int4:g128:scale=float16'
-        >>> [pattern.holds(Scheme.parse(f"int8:channel:scale={s}")) for s in ("float32", "input")]
-        [True, False]
+    >>> pattern = SchemePattern("int{bits}:{blocks}:scale={scale}", (4, 8))
+    >>> str(pattern.scheme(4, 128, "F16"))
+    'int4:g128:scale=float16'
+    >>> [pattern.holds(Scheme.parse(f"int8:channel:scale={s}")) for s in ("float32", "input")]
+    [True, False]
     """
 
     text: str
@@ -44,10 +41,8 @@ class SchemePattern(NamedTuple):
     def scheme(self, bits: int, group: int, scale: str) -> Scheme:
         """Return one of the schemes.
 
-        Args:
-            bits: of its codes.
-            group: inputs of a group, 0 for whole rows.
-            scale: dtype of its scales, in the spelling of files.
+        bits: of its codes. group: inputs of a group, 0 for whole rows. scale: dtype of its scales, in the
+        spelling of files.
         """
         place = f"g{group}" if group else "channel"
         return Scheme.parse(self.text.format(bits=bits, blocks=place, scale=torch_name(scale)))
@@ -69,12 +64,9 @@ def require_held(
 ) -> None:
     """Raise UnsupportedError for other schemes, and for quantized inputs.
 
-    Args:
-        layer: what is asked for.
-        tool: whose layout it is, for the message.
-        use: schemes that the layout holds, for the message.
-        fits: whether it holds the scheme of the weight.
-        given: the only quantized input that it holds, or None.
+    layer: what is asked for. tool: whose layout it is, for the message. use: schemes that the layout holds,
+    for the message. fits: whether it holds the scheme of the weight. given: the only quantized input that it
+    holds, or None.
     """
     if not fits:
         raise UnsupportedError(f"scheme {layer.weight} is not what {tool} stores; use {use}")

@@ -11,8 +11,6 @@ Source: mlx-lm 0.32.2 (models/switch_layers.py, and ``sanitize`` of models/mixtr
 module opens no file.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,12 +42,10 @@ _NUM_EXPERTS = frozenset(("qwen2_moe", "qwen3_moe", "olmoe"))
 def stacked(name: str) -> tuple[str, int] | None:
     """Return the stacked tensor of an expert, and its number; or None.
 
-    Args:
-        name: of a tensor, or of a module, of the model.
+    name: of a tensor, or of a module, of the model.
 
-    Example:
-        >>> stacked("model.layers.0.block_sparse_moe.experts.3.w2")
-        ('model.layers.0.block_sparse_moe.switch_mlp.down_proj', 3)
+    >>> stacked("model.layers.0.block_sparse_moe.experts.3.w2")
+    ('model.layers.0.block_sparse_moe.switch_mlp.down_proj', 3)
     """
     found = _OF_MODEL.fullmatch(name) if ".experts." in name else None
     if found is None:

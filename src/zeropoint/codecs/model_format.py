@@ -28,11 +28,9 @@ WEIGHTED = "+imatrix"
 class FileTensor(NamedTuple):
     """A model tensor in a file, plain or quantized.
 
-    Args:
-        name: its name; a weight's ends in ``.weight``.
-        layer: how it is quantized, or None where it is not.
-        shape: (out_features, in_features) of a quantized weight, whatever its tensors have; else its own.
-        dtype: of the weight before it was quantized; None where torch does not know it.
+    name: its name; a weight's ends in ``.weight``. layer: how it is quantized, or None where it is not.
+    shape: (out_features, in_features) of a quantized weight, whatever its tensors have; else its own. dtype:
+    of the weight before it was quantized; None where torch does not know it.
     """
 
     name: str
@@ -70,10 +68,8 @@ class ModelFiles:
 class FileModel:
     """The model in a file that says itself what it is.
 
-    Args:
-        config: config.json of the model.
-        forms: for each tensor what it holds: the name in the model and the form of each part, of which most
-            have one, or nothing for a tensor that follows from the configuration.
+    config: config.json of the model. forms: for each tensor what it holds: the name in the model and the form
+    of each part, of which most have one, or nothing for a tensor that follows from the configuration.
     """
 
     config: Config
@@ -106,10 +102,8 @@ class ModelFormat:
     def stored_form(self, name: str, shape: tuple[int, ...], config: Config) -> StoredForm | None:
         """Return the stored form of a tensor, or None if unchanged.
 
-        The form is OMITTED where engines take no file with such a tensor and do without it.
-
-        Raises:
-            CheckpointError: where engines would not load a file with such a tensor.
+        The form is OMITTED where engines take no file with such a tensor and do without it. Raises
+        CheckpointError where engines would not load a file with such a tensor.
         """
         return None
 
@@ -128,9 +122,7 @@ class ModelFormat:
     def wholes(self, shapes: Mapping[str, tuple[int, ...]], config: Config) -> Sequence[Whole]:
         """Return the tensors of the model that files have in pieces.
 
-        Args:
-            shapes: of all tensors that the files have, by the names of pieces.
-            config: config.json of the model.
+        shapes: of all tensors that the files have, by the names of pieces. config: config.json of the model.
         """
         return ()
 
@@ -155,13 +147,9 @@ class ModelFormat:
     ) -> Mapping[str, str] | None:
         """Return the presets of tensors in a mixture, or None.
 
-        Args:
-            name: of the mixture, with WEIGHTED at its end where there is an importance matrix.
-            shapes: of all tensors, by name.
-            config: config.json of the model.
-
-        Raises:
-            UnsupportedError: for a model of which the tool's choice is not known.
+        name: of the mixture, with WEIGHTED at its end where there is an importance matrix. shapes: of all
+        tensors, by name. config: config.json of the model. Raises UnsupportedError for a model of which the
+        tool's choice is not known.
         """
         return None
 
@@ -172,13 +160,8 @@ class ModelFormat:
     def read(self, found: Sequence[Found], metadata: Metadata, data: Read) -> FileModel | None:
         """Return the model in a file, or None if unknown.
 
-        Args:
-            found: its tensors, under the names of the file.
-            metadata: of the file.
-            data: gives bytes of the file.
-
-        Raises:
-            CheckpointError: where the file contradicts itself.
+        found: its tensors, under the names of the file. metadata: of the file. data: gives bytes of the file.
+        Raises CheckpointError where the file contradicts itself.
         """
         return None
 

@@ -6,8 +6,6 @@
 This module opens no file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -5,8 +5,6 @@ right, and where onnxruntime is installed, the model before and after is run on 
 which must give the same outputs.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterator, Mapping

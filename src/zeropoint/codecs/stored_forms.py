@@ -22,13 +22,8 @@ class RowOrder(NamedTuple):
 
     ``runs`` of a group that follow each other in the model alternate. A run is some units, and a file has the
     first unit of every run, then the second of every run. Two runs of units of one row are the halves of a
-    head that llama.cpp interleaves.
-
-    Args:
-        group: rows of a group.
-        runs: how many runs it has.
-        unit: rows that stay together.
-        first: rows before the first group, which lie as in the model.
+    head that llama.cpp interleaves. group: rows of a group. runs: how many runs it has. unit: rows that stay
+    together. first: rows before the first group, which lie as in the model.
     """
 
     group: int
@@ -119,8 +114,7 @@ class StoredForm(NamedTuple):
     def stored(self, x: torch.Tensor) -> torch.Tensor:
         """Return values of the model as the file has them.
 
-        Args:
-            x: (rows, columns) of the model, in any float dtype.
+        x: (rows, columns) of the model, in any float dtype.
         """
         # In float64, whose last bits, that differ between processors, float32 does not have.
         x = -torch.exp(x.double()).to(x.dtype) if self.negated_exp else x
@@ -129,8 +123,7 @@ class StoredForm(NamedTuple):
     def restored(self, x: torch.Tensor) -> torch.Tensor:
         """Return file values as the model's: the inverse of :meth:`stored`.
 
-        Args:
-            x: (rows, columns) of the file, in any float dtype.
+        x: (rows, columns) of the file, in any float dtype.
         """
         x = torch.log(-x.double()).to(x.dtype) if self.negated_exp else x
         return x - self.plus if self.plus else x
@@ -138,10 +131,8 @@ class StoredForm(NamedTuple):
     def require_whole(self, rows: int, columns: int, place: str) -> None:
         """Raise CheckpointError where a tensor is not made of whole heads.
 
-        Args:
-            rows: how many rows it has.
-            columns: how many columns it has.
-            place: what it is called, for the message.
+        rows: how many rows it has. columns: how many columns it has. place: what it is called, for the
+        message.
         """
         for order, extent, what in ((self.rows, rows, "rows"), (self.columns, columns, "columns")):
             if order is not None and not order.fits(extent):

@@ -73,9 +73,8 @@ class TensorSpec:
     def span(self, start: int, count: int) -> tuple[int, int]:
         """Return the tensor's first line under a part, and their number.
 
-        Args:
-            start: index of the part's first value along ``axis``.
-            count: how many values of that axis the part has.
+        start: index of the part's first value along ``axis``. count: how many values of that axis the part
+        has.
         """
         if self.axis is None:
             return 0, self.height
@@ -86,10 +85,8 @@ class TensorSpec:
 class WeightPart(NamedTuple):
     """A part of a weight, along its codec's axis.
 
-    Args:
-        start: index of its first value along that axis.
-        shape: its rows and columns.
-        dtype: of the weight before it was quantized, in which dequantized values are given.
+    start: index of its first value along that axis. shape: its rows and columns. dtype: of the weight before
+    it was quantized, in which dequantized values are given.
     """
 
     start: int
@@ -99,10 +96,8 @@ class WeightPart(NamedTuple):
     def quantized(self, scheme: Scheme, data: torch.Tensor, *stored: torch.Tensor) -> QuantizedTensor:
         """Return the part in codes.
 
-        Args:
-            scheme: of the codes.
-            data: packed codes, uint8 (rows, bytes of a row).
-            stored: one tensor for each of :attr:`Scheme.levels`, then the zero point where there is one.
+        scheme: of the codes. data: packed codes, uint8 (rows, bytes of a row). stored: one tensor for each of
+        :attr:`Scheme.levels`, then the zero point where there is one.
         """
         params = QuantizationParams.of(scheme, self.shape, self.dtype, stored)
         return QuantizedTensor(data=data, params=params, shape=self.shape, dtype=self.dtype)
@@ -111,13 +106,9 @@ class WeightPart(NamedTuple):
 class Field(ABC):
     """A tensor of a layout with numbers of a weight.
 
-    A field with an axis has :meth:`lines`, one without has :meth:`whole`.
-
-    Args:
-        suffix: the last part of its name.
-        level: of its numbers: CODES, an index among :attr:`Scheme.levels`, ZERO_POINT, or None where decoding
-            needs none of them.
-        along: the axis of the weight that its lines follow.
+    A field with an axis has :meth:`lines`, one without has :meth:`whole`. suffix: the last part of its name.
+    level: of its numbers: CODES, an index among :attr:`Scheme.levels`, ZERO_POINT, or None where decoding
+    needs none of them. along: the axis of the weight that its lines follow.
     """
 
     suffix: str
@@ -128,10 +119,7 @@ class Field(ABC):
     def spec(self, weight: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
         """Return the tensor of a whole weight.
 
-        Args:
-            weight: its scheme.
-            shape: (out_features, in_features).
-            dtype: of the weight before it is quantized.
+        weight: its scheme. shape: (out_features, in_features). dtype: of the weight before it is quantized.
         """
 
     def lines(self, q: QuantizedTensor) -> torch.Tensor | None:
@@ -141,9 +129,7 @@ class Field(ABC):
     def whole(self, params: QuantizationParams, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Return a tensor that all parts share, or None.
 
-        Args:
-            params: of any part: what they have for the whole tensor, all parts have.
-            shape: of the whole weight.
+        params: of any part: what they have for the whole tensor, all parts have. shape: of the whole weight.
         """
         return None
 
@@ -158,10 +144,7 @@ class Field(ABC):
     def numbers(self, lines: torch.Tensor, weight: Scheme, part: WeightPart) -> torch.Tensor:
         """Return packed codes, or parameters in the shape of the part's blocks.
 
-        Args:
-            lines: of the tensor under the part.
-            weight: its scheme.
-            part: which one.
+        lines: of the tensor under the part. weight: its scheme. part: which one.
         """
 
 
@@ -175,13 +158,10 @@ def half_range(count: int, bits: int) -> torch.Tensor:
 class CodeField(Field):
     """Codes, packed in bytes or words, or one item each.
 
-    Args:
-        suffix: the last part of its name.
-        dtype: U8, I32 or U32 of packed rows; I8 or a float8 of one item for each code.
-        along: ROWS, or COLUMNS for lines of inputs.
-        order: of codes in words.
-        shifted: whether half the range is added, so that signed codes are stored without a sign.
-        blocked: whether rows are cut in blocks, along a third axis.
+    suffix: the last part of its name. dtype: U8, I32 or U32 of packed rows; I8 or a float8 of one item for
+    each code. along: ROWS, or COLUMNS for lines of inputs. order: of codes in words. shifted: whether half
+    the range is added, so that signed codes are stored without a sign. blocked: whether rows are cut in
+    blocks, along a third axis.
     """
 
     suffix: str
@@ -260,12 +240,9 @@ def _with_half(order: WordLines, bits: int) -> WordLines:
 class LevelField(Field):
     """Parameters of one level, a number for each block.
 
-    Args:
-        suffix: the last part of its name.
-        level: an index among :attr:`Scheme.levels`, or ZERO_POINT.
-        dtype: of the tensor; empty for the level's own.
-        along: ROWS, or COLUMNS for lines of inputs.
-        trailing: the axes behind the first, which then counts all blocks; None keeps rows of blocks.
+    suffix: the last part of its name. level: an index among :attr:`Scheme.levels`, or ZERO_POINT. dtype: of
+    the tensor; empty for the level's own. along: ROWS, or COLUMNS for lines of inputs. trailing: the axes
+    behind the first, which then counts all blocks; None keeps rows of blocks.
     """
 
     suffix: str
@@ -319,10 +296,8 @@ def own_dtype(weight: Scheme, level: int, dtype: torch.dtype) -> torch.dtype:
 class InterleavedZeros(Field):
     """Zero points of 4 bits in words, in AWQ's order.
 
-    Args:
-        suffix: the last part of its name.
-        along: COLUMNS for lines of groups, or ROWS for one vector of words.
-        shifted: whether 8 is added, for codes with a sign.
+    suffix: the last part of its name. along: COLUMNS for lines of groups, or ROWS for one vector of words.
+    shifted: whether 8 is added, for codes with a sign.
     """
 
     suffix: str
@@ -365,11 +340,8 @@ def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class ScalarField(Field):
     """One number of the whole weight.
 
-    Args:
-        suffix: the last part of its name.
-        level: an index among :attr:`Scheme.levels`.
-        dtype: of the tensor; empty for the level's own.
-        shape: () or (1,).
+    suffix: the last part of its name. level: an index among :attr:`Scheme.levels`. dtype: of the tensor;
+    empty for the level's own. shape: () or (1,).
     """
 
     suffix: str
@@ -394,9 +366,8 @@ class ScalarField(Field):
 class ConstantField(Field):
     """A tensor that follows from a weight's scheme, shape and dtype.
 
-    Args:
-        suffix: the last part of its name.
-        value: returns it, of the scheme, the shape and the dtype of the whole weight.
+    suffix: the last part of its name. value: returns it, of the scheme, the shape and the dtype of the whole
+    weight.
     """
 
     suffix: str

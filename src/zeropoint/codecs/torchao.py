@@ -282,9 +282,8 @@ class TorchaoFormat(ModelFormat):
 class Torchao(Codec):
     """See the module and :class:`Codec`.
 
-    Args:
-        swizzle: whether scales of MXTensor and NVFP4Tensor lie as tensor cores read them, as its own
-            configurations have it.
+    swizzle: whether scales of MXTensor and NVFP4Tensor lie as tensor cores read them, as its own
+    configurations have it.
     """
 
     swizzle: bool = True

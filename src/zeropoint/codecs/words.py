@@ -3,8 +3,6 @@
 This module knows no layout.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -5,8 +5,6 @@ model chooses the sentence that it finds likelier. Tagged text is in the Brown c
 ``word/tag``, a sentence a line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +29,7 @@ _BYTES = 64 << 20
 class ClozeItem:
     """Two sentences that differ in a word.
 
-    Args:
-        right: the one that stands in the text.
-        wrong: the other one.
+    right: the one that stands in the text. wrong: the other one.
     """
 
     right: str
@@ -47,12 +43,10 @@ Tagged = Sequence[tuple[str, str]]
 def tagged_sentences(text: str) -> Iterator[Tagged]:
     """Yield tagged sentences: words with their tags, in lower case.
 
-    Args:
-        text: words as ``word/tag``, a sentence a line; lines of anything else are left out.
+    text: words as ``word/tag``, a sentence a line; lines of anything else are left out.
 
-    Example:
-        >>> list(tagged_sentences("The/at dog/nn barked/vbd ./."))
-        [[('The', 'at'), ('dog', 'nn'), ('barked', 'vbd'), ('.', '.')]]
+    >>> list(tagged_sentences("The/at dog/nn barked/vbd ./."))
+    [[('The', 'at'), ('dog', 'nn'), ('barked', 'vbd'), ('.', '.')]]
     """
     for line in text.splitlines():
         parts = [word.rpartition("/") for word in line.split()]
@@ -63,12 +57,8 @@ def tagged_sentences(text: str) -> Iterator[Tagged]:
 def cloze_items(path: Path | str, most: int) -> list[ClozeItem]:
     """Return cloze items of a tagged file, deterministically.
 
-    Args:
-        path: of the file.
-        most: how many at most; they are spread over the file.
-
-    Raises:
-        CalibrationError: for a file that cannot be read, and one without sentences to make items of.
+    path: of the file. most: how many at most; they are spread over the file. Raises CalibrationError for a
+    file that cannot be read, and one without sentences to make items of.
     """
     text = read_text(
         path, what="tagged text", remedy="give words as word/tag, a sentence a line", most=_BYTES
@@ -118,12 +108,10 @@ def _item(
 def joined(words: Sequence[str]) -> str:
     """Return words and marks as they are written.
 
-    Args:
-        words: of a sentence, marks apart; quotation marks as ``` `` ``` and ``''``.
+    words: of a sentence, marks apart; quotation marks as ``` `` ``` and ``''``.
 
-    Example:
-        >>> joined(["``", "No", "''", ",", "he", "said", "."])
-        '"No", he said.'
+    >>> joined(["``", "No", "''", ",", "he", "said", "."])
+    '"No", he said.'
     """
     text = " ".join(words)
     text = re.sub(r"`` ?", '"', text)

@@ -22,10 +22,8 @@ ACCURACY, TEST = "Cloze accuracy", "Cloze McNemar p"
 class ClozeProbe:
     """Asks models for the likelihood of sentences.
 
-    Args:
-        items: pairs of sentences.
-        tokens: gives the tokens of a sentence, with the one that begins texts where there is one.
-        most: tokens of a batch, at most, unless one sentence has more.
+    items: pairs of sentences. tokens: gives the tokens of a sentence, with the one that begins texts where
+    there is one. most: tokens of a batch, at most, unless one sentence has more.
     """
 
     def __init__(self, items: Sequence[ClozeItem], tokens: Callable[[str], list[int]], most: int) -> None:
@@ -67,8 +65,7 @@ class ClozeProbe:
 class ClozeAnswers:
     """Log-likelihoods of all sentences under two models.
 
-    Args:
-        groups: the sentences of each batch, by number; even ones are right, the next one is the other.
+    groups: the sentences of each batch, by number; even ones are right, the next one is the other.
     """
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:

@@ -29,12 +29,8 @@ LENGTH, SAME = "Median divergence length", "Same continuations"
 def greedy_continuations(model: RunningModel, prompts: torch.Tensor, tokens: int) -> torch.Tensor:
     """Return prompts with greedy continuations, (prompts, length + tokens).
 
-    The whole model is in memory meanwhile.
-
-    Args:
-        model: a causal language model.
-        prompts: (prompts, length) int64, the same length for all.
-        tokens: how many tokens are added.
+    The whole model is in memory meanwhile. model: a causal language model. prompts: (prompts, length) int64,
+    the same length for all. tokens: how many tokens are added.
     """
     cache, whole = None, prompts.to(model.device)
     given = whole
@@ -51,10 +47,7 @@ def greedy_continuations(model: RunningModel, prompts: torch.Tensor, tokens: int
 def prompts_of(ids: torch.Tensor, number: int, length: int) -> torch.Tensor:
     """Return runs of tokens at equal distances over a text: (number, length).
 
-    Args:
-        ids: (tokens,) of the text, at least ``length``.
-        number: how many prompts.
-        length: tokens of a prompt.
+    ids: (tokens,) of the text, at least ``length``. number: how many prompts. length: tokens of a prompt.
     """
     starts = torch.linspace(0, len(ids) - length, number).long()
     return torch.stack([ids[start : start + length] for start in starts])
@@ -63,10 +56,8 @@ def prompts_of(ids: torch.Tensor, number: int, length: int) -> torch.Tensor:
 class ContinuationProbe:
     """Probe of the most likely token at each continuation place.
 
-    Args:
-        sequences: prompts with the continuations of the reference: (prompts, length + tokens).
-        tokens: how many of these are continuation.
-        most: tokens of a batch, at most.
+    sequences: prompts with the continuations of the reference: (prompts, length + tokens). tokens: how many
+    of these are continuation. most: tokens of a batch, at most.
     """
 
     def __init__(self, sequences: torch.Tensor, tokens: int, most: int) -> None:
@@ -115,13 +106,10 @@ class ContinuationAnswers:
 def divergence_lengths(own: torch.Tensor, base: torch.Tensor) -> list[int]:
     """Return the number of equal tokens at the beginning of each row.
 
-    Args:
-        own: (rows, tokens) integers.
-        base: (rows, tokens).
+    own: (rows, tokens) integers. base: (rows, tokens).
 
-    Example:
-        >>> divergence_lengths(torch.tensor([[1, 2, 3], [1, 2, 3]]), torch.tensor([[1, 5, 3], [1, 2, 3]]))
-        [1, 3]
+    >>> divergence_lengths(torch.tensor([[1, 2, 3], [1, 2, 3]]), torch.tensor([[1, 5, 3], [1, 2, 3]]))
+    [1, 3]
     """
     found: list[int] = (own == base).long().cumprod(1).sum(1).tolist()
     return found

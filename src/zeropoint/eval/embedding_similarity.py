@@ -4,8 +4,6 @@ cosine(a, b) = a . b / (|a| |b|) for the two embeddings of each sentence; the ra
 similarities; and how many of the ten nearest sentences of each are the same.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from .estimates import Estimate, Floats, mean_of, percentile_of
@@ -18,9 +16,8 @@ _NEIGHBORS = 10
 def embedding_statistics(own: Floats, base: Floats) -> Statistics:
     """Return statistics of embeddings against a reference.
 
-    Args:
-        own: of the model: (sentences, width), at least twelve sentences.
-        base: of the reference: (sentences, width).
+    own: of the model: (sentences, width), at least twelve sentences. base: of the reference: (sentences,
+    width).
     """
     samples = embedding_samples(own, base)
     similar, base_similar = (_similarities(x) for x in (own, base))
@@ -38,9 +35,8 @@ def embedding_statistics(own: Floats, base: Floats) -> Statistics:
 def embedding_samples(own: Floats, base: Floats) -> Samples:
     """Return the numbers of each sentence whose means are statistics.
 
-    Args:
-        own: of the model: (sentences, width), at least twelve sentences.
-        base: of the reference: (sentences, width).
+    own: of the model: (sentences, width), at least twelve sentences. base: of the reference: (sentences,
+    width).
     """
     similar, base_similar = (_similarities(x) for x in (own, base))
     own, base = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (own, base))
@@ -56,13 +52,10 @@ def _similarities(embeddings: Floats) -> Floats:
 def spearman(a: Floats, b: Floats) -> float:
     """Return Spearman's correlation: Pearson's of ranks, with averaged ties.
 
-    Args:
-        a: (n,), not all equal.
-        b: (n,), not all equal.
+    a: (n,), not all equal. b: (n,), not all equal.
 
-    Example:
-        >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 1000.0, 20.0]))
-        0.5
+    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 1000.0, 20.0]))
+    0.5
     """
     x, y = (ranks - ranks.mean() for ranks in (ranks_of(a), ranks_of(b)))
     return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
@@ -71,12 +64,10 @@ def spearman(a: Floats, b: Floats) -> float:
 def ranks_of(values: Floats) -> Floats:
     """Return ranks from 1 on, the mean rank for equal numbers.
 
-    Args:
-        values: (n,).
+    values: (n,).
 
-    Example:
-        >>> ranks_of(np.array([5.0, 1.0, 5.0]))
-        array([2.5, 1. , 2.5])
+    >>> ranks_of(np.array([5.0, 1.0, 5.0]))
+    array([2.5, 1. , 2.5])
     """
     _, place, number = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(number)
@@ -87,10 +78,8 @@ def ranks_of(values: Floats) -> Floats:
 def neighbor_overlap(own: Floats, base: Floats, number: int) -> Floats:
     """Return the common share of nearest neighbors, (sentences,).
 
-    Args:
-        own: similarities of all pairs: (sentences, sentences).
-        base: of the reference.
-        number: how many nearest ones.
+    own: similarities of all pairs: (sentences, sentences). base: of the reference. number: how many nearest
+    ones.
     """
     found = []
     for matrix in (own, base):

@@ -35,16 +35,11 @@ _CLASS = "pooling_mode_cls_token"
 def sentences_of(text: str, most: int) -> list[str]:
     r"""Return sentences of a text, each once, spread over it.
 
-    Args:
-        text: lines are apart, and end sentences; so do marks at their end.
-        most: how many at most.
+    text: lines are apart, and end sentences; so do marks at their end. most: how many at most. Raises
+    CalibrationError for too few sentences.
 
-    Raises:
-        CalibrationError: for too few sentences.
-
-    Example:
-        >>> sentences_of("one. two! three.\nfour\n" + "\n".join("abcdefghij"), 3)
-        ['one.', 'a', 'f']
+    >>> sentences_of("one. two! three.\nfour\n" + "\n".join("abcdefghij"), 3)
+    ['one.', 'a', 'f']
     """
     every = [part.strip() for line in text.splitlines() for part in _SENTENCE.split(line)]
     found = list(dict.fromkeys(part for part in every if part))
@@ -68,10 +63,8 @@ def takes_first_vector(source: Source) -> bool:
 class EncoderProbe:
     """Asks models for embeddings of sentences.
 
-    Args:
-        sentences: tokens of each, special ones included.
-        first: whether the vector of the first token is the embedding; otherwise the mean of all is.
-        most: tokens of a batch, at most, unless one sentence has more.
+    sentences: tokens of each, special ones included. first: whether the vector of the first token is the
+    embedding; otherwise the mean of all is. most: tokens of a batch, at most, unless one sentence has more.
     """
 
     def __init__(self, sentences: Sequence[list[int]], *, first: bool, most: int) -> None:
@@ -103,8 +96,7 @@ class EncoderProbe:
 class EncoderAnswers:
     """Embeddings of all sentences by two models.
 
-    Args:
-        groups: the sentences of each batch, by number.
+    groups: the sentences of each batch, by number.
     """
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:

@@ -1,7 +1,5 @@
 """Means with standard errors, of token values and paired differences."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -49,9 +47,7 @@ def mean_of(values: Floats) -> Estimate:
 def covariance_of(a: Floats, b: Floats) -> float:
     """Return the covariance of the means of paired numbers.
 
-    Args:
-        a: (n,).
-        b: (n,).
+    a: (n,). b: (n,).
     """
     if len(a) < 2:
         return 0.0
@@ -61,13 +57,10 @@ def covariance_of(a: Floats, b: Floats) -> float:
 def proportion_of(successes: int, trials: int) -> Estimate:
     """Return a share with standard error, sqrt(p(1-p)/(n-1)).
 
-    Args:
-        successes: how many of them.
-        trials: how many there were, at least one.
+    successes: how many of them. trials: how many there were, at least one.
 
-    Example:
-        >>> proportion_of(50, 101).error
-        0.04999...
+    >>> proportion_of(50, 101).error
+    0.04999...
     """
     p = successes / trials
     return Estimate(value=p, error=math.sqrt(p * (1 - p) / max(1, trials - 1)))
@@ -76,13 +69,10 @@ def proportion_of(successes: int, trials: int) -> Estimate:
 def percentile_of(ordered: Floats, fraction: float) -> float:
     """Return a percentile, linear between the two nearest of the numbers.
 
-    Args:
-        ordered: (n,), at least one, in rising order.
-        fraction: from 0, the least, to 1, the largest.
+    ordered: (n,), at least one, in rising order. fraction: from 0, the least, to 1, the largest.
 
-    Example:
-        >>> percentile_of(np.array([0.0, 10.0, 20.0]), 0.75)
-        15.0
+    >>> percentile_of(np.array([0.0, 10.0, 20.0]), 0.75)
+    15.0
     """
     place = fraction * (len(ordered) - 1)
     low = min(int(place), len(ordered) - 1)

@@ -4,8 +4,6 @@ Every readable layout counts as a model, and runs on its decoded weights, in flo
 given. The noise floor is the reference itself in bfloat16: a difference below it says nothing.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -220,8 +218,7 @@ def evaluate(
 def is_encoder(source: Source) -> bool:
     """Return whether a checkpoint is an embedding model, not a causal one.
 
-    Raises:
-        UnsupportedError: where it is neither, or says nothing.
+    Raises UnsupportedError where it is neither, or says nothing.
     """
     config = source.config or {}
     name = next(iter(classes_of(config)), "")
@@ -351,13 +348,8 @@ def _ask_for_continuations(
 def require_same_tokens(reference: Source, other: Source, text: str, expected: TokenizedText) -> None:
     """Raise CalibrationError where two checkpoints tokenize a text differently.
 
-    One without a tokenizer passes.
-
-    Args:
-        reference: whose tokens were expected.
-        other: another checkpoint.
-        text: any text.
-        expected: the reference's tokens.
+    One without a tokenizer passes. reference: whose tokens were expected. other: another checkpoint. text:
+    any text. expected: the reference's tokens.
     """
     try:
         found = TextTokenizer(other)(text)

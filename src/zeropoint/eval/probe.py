@@ -19,10 +19,8 @@ class Answers(Protocol):
     def add(self, batch: int, own: torch.Tensor, base: torch.Tensor) -> None:
         """Add both models' results for a batch of the probe.
 
-        Args:
-            batch: number of the batch in the probe.
-            own: of the model, a result of :meth:`Probe.read`.
-            base: of the reference.
+        batch: number of the batch in the probe. own: of the model, a result of :meth:`Probe.read`. base: of
+        the reference.
         """
 
     def statistics(self) -> Statistics:
@@ -42,10 +40,8 @@ class Probe(Protocol):
     def read(self, found: ForwardPass, at: int, batch: int) -> torch.Tensor:
         """Return a probe's part of a model's output.
 
-        Args:
-            found: a model that has run.
-            at: number of the batch in the pass.
-            batch: number of the batch in the probe.
+        found: a model that has run. at: number of the batch in the pass. batch: number of the batch in the
+        probe.
         """
 
     def answers(self) -> Answers:
@@ -55,10 +51,7 @@ class Probe(Protocol):
 def ask(own: ForwardPass, base: ForwardPass, probes: list[Probe]) -> tuple[Statistics, Samples]:
     """Return statistics of two passes over all probes' batches.
 
-    Args:
-        own: the model.
-        base: the reference.
-        probes: in the order of their batches in the passes.
+    own: the model. base: the reference. probes: in the order of their batches in the passes.
     """
     found: dict[str, Estimate] = {}
     samples: dict[str, Floats] = {}

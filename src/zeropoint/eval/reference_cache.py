@@ -41,11 +41,8 @@ _SAID = {
 class ReferenceKey:
     """Key of a cache's contents; each part is a digest, or text.
 
-    Args:
-        model: the checkpoint: configuration and weights.
-        text: the tokens of the pass, and the prompts to continue.
-        dtype: of weights and activations.
-        versions: of the packages that computed.
+    model: the checkpoint: configuration and weights. text: the tokens of the pass, and the prompts to
+    continue. dtype: of weights and activations. versions: of the packages that computed.
     """
 
     model: str
@@ -84,11 +81,8 @@ class ReferenceCache:
     """A file of what a reference gave; it need not exist.
 
     Each tensor has the digest of its bytes in the metadata, so that what a disk has changed is not taken for
-    numbers of the reference.
-
-    Args:
-        path: of the file.
-        apart: where checkpoints lie that are read, in which it is not written.
+    numbers of the reference. path: of the file. apart: where checkpoints lie that are read, in which it is
+    not written.
     """
 
     path: Path
@@ -127,13 +121,8 @@ class ReferenceCache:
     def read(self, key: ReferenceKey, batches: Batches, width: int) -> list[torch.Tensor]:
         """Return the cached outputs of the last block, one a batch.
 
-        Args:
-            key: the expected key.
-            batches: the block's inputs.
-            width: numbers of the block's output for a token.
-
-        Raises:
-            CheckpointError: for a file of another key, a damaged one, or no cache.
+        key: the expected key. batches: the block's inputs. width: numbers of the block's output for a token.
+        Raises CheckpointError for a file of another key, a damaged one, or no cache.
         """
         header = self._header()
         said = _object(header.metadata.get(_KEY, "{}"))
@@ -155,14 +144,9 @@ class ReferenceCache:
     def write(self, key: ReferenceKey, values: Sequence[Any], sequences: torch.Tensor | None) -> None:
         """Write the file, at once.
 
-        Args:
-            key: what it follows from.
-            values: what the last block gave, one tensor a batch.
-            sequences: prompts with continuations, or None.
-
-        Raises:
-            UnsupportedError: for a model whose blocks give more than a tensor.
-            CheckpointError: where it cannot be written.
+        key: what it follows from. values: what the last block gave, one tensor a batch. sequences: prompts
+        with continuations, or None. Raises UnsupportedError for a model whose blocks give more than a tensor;
+        CheckpointError where it cannot be written.
         """
         if not all(isinstance(value, torch.Tensor) for value in values):
             raise UnsupportedError(

@@ -8,8 +8,6 @@ tokens, those after the first n // 2 + 1 are scored, each given all before it in
 Source: ggml-org/llama.cpp, tools/perplexity/perplexity.cpp, function perplexity.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,9 +148,7 @@ def _byte_ends(text: str, ends: list[int]) -> torch.Tensor:
 def text_of(path: Path | str, tokens: int = 0) -> str:
     """Return the beginning of a UTF-8 file, or raise CalibrationError.
 
-    Args:
-        path: of the file.
-        tokens: that are scored of it; each is given 64 bytes, if they are many.
+    path: of the file. tokens: that are scored of it; each is given 64 bytes, if they are many.
     """
     return read_text(path, remedy=_IDS, most=max(TEXT_BYTES, 64 * tokens))
 
@@ -160,8 +156,7 @@ def text_of(path: Path | str, tokens: int = 0) -> str:
 def ids_of(path: Path | str) -> torch.Tensor:
     """Return the token ids of a .safetensors file, (tokens,) int64.
 
-    Raises:
-        CalibrationError: for any other file.
+    Raises CalibrationError for any other file.
     """
     ids = read_ids(path, remedy="give text")
     if not ids.numel():

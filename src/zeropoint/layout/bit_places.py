@@ -6,8 +6,6 @@ A field, the codes of the elements of a block or the numbers of one level of sca
 reading reverses writing: both follow the :class:`Move` list of a field.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -78,13 +76,8 @@ class Digits(NamedTuple):
 
     Digit ``s`` of byte j of a run is number ``s * run + j``. A byte is ``ceil(n * 256 / 243)`` for the number
     n of five digits of base 3, the highest first: times ``3 ** s``, modulo 256, it leaves digit s in the
-    integer part of three 256ths.
-
-    Args:
-        at: the first byte of the block that holds them.
-        run: number of these bytes.
-        places: how many digits of a byte are numbers; others are 0.
-        first: the first number.
+    integer part of three 256ths. at: the first byte of the block that holds them. run: number of these bytes.
+    places: how many digits of a byte are numbers; others are 0. first: the first number.
     """
 
     at: int
@@ -126,10 +119,8 @@ def whole(at: int, size: int) -> Field:
 class Struct(NamedTuple):
     """A block struct.
 
-    Args:
-        nbytes: its size.
-        codes: field of the elements' codes.
-        levels: fields of scales and offsets, in the order of :attr:`Scheme.levels`.
+    nbytes: its size. codes: field of the elements' codes. levels: fields of scales and offsets, in the order
+    of :attr:`Scheme.levels`.
     """
 
     nbytes: int

@@ -13,8 +13,6 @@ Source: Frantar et al., GPTQ, arXiv:2210.17323; Chee et al., QuIP, arXiv:2307.13
 that the two agree).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -141,9 +139,8 @@ METHOD = ErrorFeedback()
 def coded(values: torch.Tensor, params: QuantizationParams) -> QuantizedTensor:
     """Return the codes of values that codes under these parameters have.
 
-    Args:
-        values: the numbers, in any shape of as many, as dequantizing gives them in float32 or float64.
-        params: with a shape.
+    values: the numbers, in any shape of as many, as dequantizing gives them in float32 or float64. params:
+    with a shape.
     """
     dtype = torch.promote_types(params.dtype, torch.float32)
     wide = QuantizationParams.of(_explicit(params.scheme, params.dtype), params.shape, dtype, params.stored)

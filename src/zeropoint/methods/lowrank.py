@@ -38,8 +38,7 @@ _SPELLED = re.compile(r"lowrank(\d+)")
 class LowRankStep:
     """Keep a product of two narrow matrices.
 
-    Args:
-        width: the rank, at most.
+    width: the rank, at most.
     """
 
     width: int = RANK

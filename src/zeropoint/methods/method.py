@@ -133,11 +133,8 @@ class Report:
 class OutputError:
     """Output error on statistics and its bound, as shares of squared outputs.
 
-    Args:
-        loss: of the codes, against the target.
-        bound: the most that it can be where no row clips.
-        over: rows of more than their bound, in which something clips.
-        statistics: SHA-256 of the sums of the Gram matrix.
+    loss: of the codes, against the target. bound: the most that it can be where no row clips. over: rows of
+    more than their bound, in which something clips. statistics: SHA-256 of the sums of the Gram matrix.
     """
 
     loss: float
@@ -155,9 +152,7 @@ class OutputError:
 class LowRank:
     """A product of two narrow matrices, added to a layer's output.
 
-    Args:
-        left: (rows, rank).
-        right: (rank, columns).
+    left: (rows, rank). right: (rank, columns).
     """
 
     left: torch.Tensor

@@ -1,7 +1,5 @@
 """Quantize one tensor by any method: what ``zp.quantize`` is."""
 
-from __future__ import annotations
-
 import torch
 
 from .. import functional

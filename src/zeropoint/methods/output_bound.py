@@ -11,8 +11,6 @@ the target is theirs and not the weight, whose error has no bound.
 Source: QuIP, arXiv:2307.13304, section 3; the bound of Babai's nearest plane, arXiv:2507.18553.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import torch
@@ -28,10 +26,8 @@ from .rounding_grid import grid_of
 def output_error(target: torch.Tensor, values: torch.Tensor, gram: Statistics, grid: Grid) -> OutputError:
     """Return the output error of values, and its bound under a grid.
 
-    Args:
-        target, values: (rows, columns) of floats, before and after rounding.
-        gram: statistics of the inputs.
-        grid: rounding grid of the stored scales.
+    target, values: (rows, columns) of floats, before and after rounding. gram: statistics of the inputs.
+    grid: rounding grid of the stored scales.
     """
     whole = factored(gram)
     factors = whole.upper, whole.pivots, whole.order
@@ -60,12 +56,8 @@ def proven(weight: torch.Tensor, q: QuantizedTensor, gram: Statistics) -> tuple[
     """Return the output error of stored codes, and rows beyond feedback's bound.
 
     In such a row the error is more than its bound, and more than the error of feedback under the same scales:
-    no clipping explains it.
-
-    Args:
-        weight: the float weight, (rows, columns).
-        q: its codes, by a method of this bound without steps.
-        gram: statistics of the inputs that the codes were chosen on.
+    no clipping explains it. weight: the float weight, (rows, columns). q: its codes, by a method of this
+    bound without steps. gram: statistics of the inputs that the codes were chosen on.
     """
     whole, grid = factored(gram), grid_of(q.params)
     rows = weight.to(torch.promote_types(weight.dtype, torch.float32))

@@ -11,8 +11,6 @@ Numbers of ``s`` are eighths of powers of two, ``2^(k / 8)``, so that no roundin
 and steps that follow each other are exact, and lie within `LARGEST` around their geometric mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,11 +35,8 @@ _VECTORS = _ROWS = 512
 class ChannelReader:
     """A layer that reads the channels.
 
-    Args:
-        weight: (rows, channels) float32.
-        scheme: of the weight; None where it stays as it is.
-        method: quantizes the weight, where it has a scheme.
-        source: how inputs are quantized, or None.
+    weight: (rows, channels) float32. scheme: of the weight; None where it stays as it is. method: quantizes
+    the weight, where it has a scheme. source: how inputs are quantized, or None.
     """
 
     weight: torch.Tensor
@@ -54,11 +49,9 @@ class ChannelReader:
 class Channels:
     """Channels that may be rescaled.
 
-    Args:
-        inputs: some input vectors, (vectors, channels) float32.
-        readers: the layers that read them.
-        place: (channels,), the channel of the layer before that each comes from; several may come from one.
-        given: the largest magnitude in the rows of the layer before, (channels,); None for a norm.
+    inputs: some input vectors, (vectors, channels) float32. readers: the layers that read them. place:
+    (channels,), the channel of the layer before that each comes from; several may come from one. given: the
+    largest magnitude in the rows of the layer before, (channels,); None for a norm.
     """
 
     inputs: torch.Tensor
@@ -78,8 +71,7 @@ class Rescaling(ChainPart, Protocol):
     def candidates(self, channels: Channels) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield labeled candidates for ``s``, (channels,) float64.
 
-        Args:
-            channels: the rescaled channels; a number that is not positive keeps its channel.
+        channels: the rescaled channels; a number that is not positive keeps its channel.
         """
 
 
@@ -87,9 +79,8 @@ class Rescaling(ChainPart, Protocol):
 class Rescaled:
     """The candidate of least error.
 
-    Args:
-        steps: (channels,) int64, ``k`` of each number; zeros where none is better than no rescaling.
-        note: what tells it from others, with the error as a share of that without rescaling.
+    steps: (channels,) int64, ``k`` of each number; zeros where none is better than no rescaling. note: what
+    tells it from others, with the error as a share of that without rescaling.
     """
 
     steps: torch.Tensor

@@ -29,9 +29,8 @@ _TEXT = re.compile(r"rotate(?P<block>\d+)?(?:@(?P<seed>\d+))?")
 class ModelRotation:
     """Rotations of a model's residual stream and of its head values.
 
-    Args:
-        seed: of the signs.
-        block: numbers of the stream that are mixed, a power of two that divides it; None for the largest.
+    seed: of the signs. block: numbers of the stream that are mixed, a power of two that divides it; None for
+    the largest.
     """
 
     rank: ClassVar[int] = 0

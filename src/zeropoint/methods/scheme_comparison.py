@@ -1,7 +1,5 @@
 """Compares schemes on one tensor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,13 +21,9 @@ from .of_tensors import quantize
 class ComparedScheme:
     """A scheme and its error on a tensor.
 
-    Args:
-        name: as it was given.
-        scheme: in full.
-        bits: of a value, scales and zero points counted.
-        error: of the decoded values.
-        clipped: share of values beyond the ends of their block.
-        bound: largest proven bound of the error of a value.
+    name: as it was given. scheme: in full. bits: of a value, scales and zero points counted. error: of the
+    decoded values. clipped: share of values beyond the ends of their block. bound: largest proven bound of
+    the error of a value.
     """
 
     name: str
@@ -58,10 +52,8 @@ HEADS = ("scheme", "bits", "rel.err", "SQNR dB", "largest", "bound", "clipped")
 class SchemeComparison(Result):
     """Schemes side by side on one tensor.
 
-    Args:
-        schemes: what was found of each, in the order in which they were given.
-        shape: of the tensor.
-        dtype: of the tensor.
+    schemes: what was found of each, in the order in which they were given. shape: of the tensor. dtype: of
+    the tensor.
     """
 
     schemes: tuple[ComparedScheme, ...]

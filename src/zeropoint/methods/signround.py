@@ -17,8 +17,6 @@ start as the nearest ones, and ends of ranges move, too.
 Source: Cheng et al., SignRound, arXiv:2309.05516; Kingma and Ba, Adam, arXiv:1412.6980.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -84,9 +82,7 @@ METHOD = BlockRounding()
 class Sides:
     """The two candidate values of each number, and the current choice.
 
-    Args:
-        weight: (rows, columns), of which ``q`` are codes.
-        q: the initial codes; scales stay as they are.
+    weight: (rows, columns), of which ``q`` are codes. q: the initial codes; scales stay as they are.
     """
 
     NUMBER_BYTES: ClassVar[int] = 4 * 4 + SlopeMeans.NUMBER_BYTES + 2
@@ -114,25 +110,22 @@ class Sides:
     def values(self, goes_up: torch.Tensor) -> torch.Tensor:
         """Return the values of some sides.
 
-        Args:
-            goes_up: the numbers that take the higher one.
+        goes_up: the numbers that take the higher one.
         """
         return torch.where(goes_up, self._high, self._low)
 
     def step(self, slope: torch.Tensor, size: float) -> None:
         """Move numbers against the slope, fully while its sign is steady.
 
-        Args:
-            slope: the gradient of the objective by the values, (rows, columns).
-            size: in distances of the two values.
+        slope: the gradient of the objective by the values, (rows, columns). size: in distances of the two
+        values.
         """
         self._moved.sub_(self._means.direction(slope), alpha=size).clamp_(-0.5, 0.5)
 
     def codes(self, goes_up: torch.Tensor) -> QuantizedTensor:
         """Return the weight in codes.
 
-        Args:
-            goes_up: the numbers that take the higher value.
+        goes_up: the numbers that take the higher value.
         """
         return coded(self.values(goes_up), self._params)
 
@@ -143,10 +136,7 @@ _UNDER_HALF = 0.5 - 2.0**-20
 
 def _levels(q: QuantizedTensor, grid: Grid) -> torch.Tensor:
     """Return the index of each code's level."""
-    scale, zero = grid.scale[:, grid.block_of].double(), grid.all_zeros[:, grid.block_of].double()
-    offset = grid.all_offsets[:, grid.block_of].double()
-    values = q.dequantize(grid.scale.dtype).reshape(scale.shape).double()
-    unit = torch.where(scale == 0, zero, (values - offset) / scale + zero)
+    unit = _units(q.dequantize(grid.scale.dtype), grid)
     middles = (grid.levels[1:] + grid.levels[:-1]) / 2
     return torch.searchsorted(middles, unit.contiguous())
 

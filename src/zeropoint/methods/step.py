@@ -4,8 +4,6 @@ To add one, write a module in this package that defines ``STEP``; its name is th
 spelled with the names of its steps, of the method that rounds, and of corrections: ``shift+gptq+bias``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,10 +17,8 @@ from .method import LayerData, LowRank, Needs
 class Moved:
     """The result of a step.
 
-    Args:
-        target: what the method rounds, in float64.
-        note: what the step found, for reports, such as ``"strength 0.625"``.
-        low_rank: what the layer adds to the product with its codes, or None.
+    target: what the method rounds, in float64. note: what the step found, for reports, such as ``"strength
+    0.625"``. low_rank: what the layer adds to the product with its codes, or None.
     """
 
     target: torch.Tensor
@@ -57,9 +53,7 @@ class ChainPart(Protocol):
 class Corrected:
     """The result of a correction.
 
-    Args:
-        added: what is added to the parameter, (rows,) float32.
-        note: what it found, for reports.
+    added: what is added to the parameter, (rows,) float32. note: what it found, for reports.
     """
 
     added: torch.Tensor
@@ -81,13 +75,8 @@ class Correction(ChainPart, Protocol):
     def corrected(self, weight: torch.Tensor, values: torch.Tensor, data: LayerData) -> Corrected:
         """Return the summand to the parameter.
 
-        Args:
-            weight: the float weight, (rows, columns).
-            values: the values of its codes.
-            data: statistics of the inputs.
-
-        Raises:
-            CalibrationError: where statistics are missing.
+        weight: the float weight, (rows, columns). values: the values of its codes. data: statistics of the
+        inputs. Raises CalibrationError where statistics are missing.
         """
 
 
@@ -103,12 +92,7 @@ class Step(ChainPart, Protocol):
     def __call__(self, weight: torch.Tensor, target: torch.Tensor, data: LayerData, scheme: Scheme) -> Moved:
         """Return the new target.
 
-        Args:
-            weight: the float weight, (rows, columns).
-            target: the target after earlier steps, in float64.
-            data: statistics of the inputs.
-            scheme: the scheme of the codes.
-
-        Raises:
-            CalibrationError: where statistics are missing.
+        weight: the float weight, (rows, columns). target: the target after earlier steps, in float64. data:
+        statistics of the inputs. scheme: the scheme of the codes. Raises CalibrationError where statistics
+        are missing.
         """

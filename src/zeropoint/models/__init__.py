@@ -17,9 +17,8 @@ from .functional_modules import Add, Concatenate, Multiply
 from .layer import PreparedLayer, QuantizedLayer
 from .linear import QuantizedLinear
 from .packed_weight import PackedWeight
-from .parameter_groups import parameter_groups
 from .prepare import prepare
-from .qat_config import QAT_CONFIGS, QATConfig
+from .qat_config import QAT_CONFIGS, QATConfig, parameter_groups
 from .sequential import calibrate_sequential
 from .stacked_weights import SplitStacks
 

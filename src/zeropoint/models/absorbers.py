@@ -9,8 +9,6 @@ several channels; and a router, a gate or an expert that reads the same channels
 Numbers are powers of two, which change no bit of a sum.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,12 +38,9 @@ _MOST = 16
 class Absorber:
     """A module that gives the channels of a site.
 
-    Args:
-        name: of the module.
-        first: the first of its rows that do.
-        place: (channels,), the number of the row of each channel, counted from ``first``.
-        one: what it adds to its weight; for norms alone.
-        readers: names of the modules with weights whose columns are these channels.
+    name: of the module. first: the first of its rows that do. place: (channels,), the number of the row of
+    each channel, counted from ``first``. one: what it adds to its weight; for norms alone. readers: names of
+    the modules with weights whose columns are these channels.
     """
 
     name: str

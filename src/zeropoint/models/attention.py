@@ -3,8 +3,6 @@
 torch's own module multiplies with its weights itself, in one function: there is no layer to replace.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

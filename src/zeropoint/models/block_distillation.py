@@ -11,8 +11,6 @@ Source: block-wise training as in BRECQ, arXiv:2102.05426; that scales alone are
 arXiv:2407.11062, section 3.3.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -56,12 +54,9 @@ def scales_stay(scheme: Scheme) -> str | None:
 class TrainedScales:
     """Trainable finest scales of a weight's rows, under fixed codes.
 
-    Args:
-        weight: the parameter of the layer, which has the values of the codes.
-        rows: numbers of the rows that the codes are of; all if None.
-        q: the codes, on the device of the parameter, of a scheme whose scales do not stay
-            (:func:`scales_stay`).
-        rate: the size of the first step, as a share of a scale.
+    weight: the parameter of the layer, which has the values of the codes. rows: numbers of the rows that the
+    codes are of; all if None. q: the codes, on the device of the parameter, of a scheme whose scales do not
+    stay (:func:`scales_stay`). rate: the size of the first step, as a share of a scale.
     """
 
     def __init__(

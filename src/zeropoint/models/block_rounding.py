@@ -3,8 +3,6 @@
 :mod:`zeropoint.methods.signround` has the mathematics; :mod:`.block_training` takes the steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -67,11 +65,8 @@ def rounded_together(
 ) -> Iterator[tuple[BegunWeight, LayerResult, Loss]]:
     """Round a block's weights jointly; yield and install each one's codes.
 
-    Args:
-        begun: the weights.
-        run: runs the block.
-        windows: how many there are; of eight and more, every eighth is held out.
-        steps: says how many run at once.
+    begun: the weights. run: runs the block. windows: how many there are; of eight and more, every eighth is
+    held out. steps: says how many run at once.
     """
     found = trained(begun, run, windows, TrainingSteps(count=STEPS), steps)
     note = f"output of the block off by {found.first:.3%} of its squares, then {found.least:.3%}"

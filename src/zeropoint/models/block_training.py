@@ -5,8 +5,6 @@ The trained parameters and their moves are defined elsewhere (:mod:`.block_round
 so that how many run at once changes no byte.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,10 +30,7 @@ class RunsBlock(Protocol):
     def __call__(self, numbers: Sequence[int], act: OnOutputs, workers: int) -> None:
         """Call ``act`` for each window.
 
-        Args:
-            numbers: of the windows.
-            act: raises what this raises.
-            workers: number of threads.
+        numbers: of the windows. act: raises what this raises. workers: number of threads.
         """
 
 
@@ -57,16 +52,13 @@ class Trained(Protocol):
     def put(self, state: Any) -> None:
         """Let the parameter have the values of a state.
 
-        Args:
-            state: an earlier one, or the present one.
+        state: an earlier one, or the present one.
         """
 
     def step(self, slope: torch.Tensor, size: float) -> None:
         """Move against a gradient, and update the parameter.
 
-        Args:
-            slope: by the whole parameter.
-            size: of the step, the first one of which is 1.
+        slope: by the whole parameter. size: of the step, the first one of which is 1.
         """
 
 
@@ -94,14 +86,9 @@ def trained(
     """Train parameters of a block, and return their best states.
 
     The parameters then have these states. States are compared on held-out windows, the initial ones among
-    them, and the states of least error are taken.
-
-    Args:
-        every: the trained parameters.
-        run: runs the block.
-        windows: how many there are; of eight and more, every eighth is held out.
-        steps: that are taken.
-        memory: says how many windows run at once.
+    them, and the states of least error are taken. every: the trained parameters. run: runs the block.
+    windows: how many there are; of eight and more, every eighth is held out. steps: that are taken. memory:
+    says how many windows run at once.
     """
     with _learning(every):
         search = _Search(every, run, windows, memory)
@@ -230,9 +217,7 @@ _PASSING = 1.5
 def error_of(found: Any, wanted: Any) -> torch.Tensor:
     """Return squared output error as a share of the wanted squares.
 
-    Args:
-        found: a block's output: a tensor, or a structure of tensors.
-        wanted: the reference output, alike.
+    found: a block's output: a tensor, or a structure of tensors. wanted: the reference output, alike.
     """
     off = size = torch.zeros(())
     for own, other in zip(tree_leaves(found), tree_leaves(wanted), strict=True):

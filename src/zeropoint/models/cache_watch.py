@@ -21,10 +21,8 @@ _CACHE = "past_key_values"
 class KvCacheObserver:
     """Observer of attention layers' KV cache inputs; supplies missing caches.
 
-    Attributes:
-        enabled, examine: see :class:`~zeropoint.models.sequential.Watching`.
-        layers: attention layers by name.
-        keys, values: the largest magnitude so far, by layer, in the dtype of the tensors; NaN where one was.
+    enabled, examine: see :class:`~zeropoint.models.sequential.Watching`. layers: attention layers by name.
+    keys, values: the largest magnitude so far, by layer, in the dtype of the tensors; NaN where one was.
     """
 
     def __init__(self, root: nn.Module) -> None:

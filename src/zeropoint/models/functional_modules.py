@@ -1,7 +1,5 @@
 """Modules for torch functions of several tensors, for recipe rules."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -4,8 +4,6 @@
 pass their quantizers.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ The block computes what it did before, but for rounding. A parameter may be on t
 the near side of another, as values of attention are, so that both vectors are kept for each.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -26,10 +24,8 @@ from .unfuse import unfused
 class RescaledBlock:
     """How the channels of a block are rescaled.
 
-    Args:
-        folds: what is folded into its parameters, by name.
-        notes: what each step found for each input, empty where it changes nothing.
-        refused: why inputs that could be rescaled are not.
+    folds: what is folded into its parameters, by name. notes: what each step found for each input, empty
+    where it changes nothing. refused: why inputs that could be rescaled are not.
     """
 
     folds: Mapping[str, ChannelFold]
@@ -98,11 +94,8 @@ def rescale(
 ) -> RescaledBlock:
     """Return the channel folds of a block's parameters.
 
-    Args:
-        probe: has the modules of the block.
-        absorbers: of its sites.
-        quantized: the layers that are quantized.
-        inputs: some input vectors of each site, (vectors, channels) float32, by its first reader.
+    probe: has the modules of the block. absorbers: of its sites. quantized: the layers that are quantized.
+    inputs: some input vectors of each site, (vectors, channels) float32, by its first reader.
     """
     folds: dict[str, ChannelFold] = {}
     notes = []
@@ -241,9 +234,7 @@ _ROUNDING = 0.03
 def rescalable(root: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     """Return a block's modules with unshared weights.
 
-    Args:
-        root: the model.
-        prefix: how the names of the block's modules begin.
+    root: the model. prefix: how the names of the block's modules begin.
     """
     found = [(name, m) for name, m in root.named_modules() if m._parameters.get("weight") is not None]
     shared = Counter(id(module._parameters["weight"]) for _, module in found)

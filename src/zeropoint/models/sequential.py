@@ -6,8 +6,6 @@ else it computes on the way are computed as ever. The previous block returns its
 return NaN, which shows where a model is no chain. The run ends as soon as the block has.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -121,17 +119,10 @@ def run_blocks(
 ) -> Iterator[list[Any]]:  # fmt: skip
     """Run a model block by block; yield each block's outputs by batch.
 
-    Args:
-        root: the model.
-        batches: at least one.
-        steps: blocks, and how they run.
-        start: the first block that runs.
-        given: outputs of the block before ``start``, one value a batch.
-        progress: whether to show a progress bar, on a terminal or in a notebook.
-
-    Raises:
-        CalibrationError: for blocks that are not in the model and a folder that does not exist.
-        UnsupportedError: for blocks that do not run once each, in order, for every batch.
+    root: the model. batches: at least one. steps: blocks, and how they run. start: the first block that runs.
+    given: outputs of the block before ``start``, one value a batch. progress: whether to show a progress bar,
+    on a terminal or in a notebook. Raises CalibrationError for blocks that are not in the model and a folder
+    that does not exist; UnsupportedError for blocks that do not run once each, in order, for every batch.
     """
     with keeping(steps.folder, steps.dtype) as values:
         chain = BlockChain(root, blocks_of(root, steps.blocks), values)
@@ -147,11 +138,8 @@ def run_blocks(
 def run_rest(root: nn.Module, batch: Any, value: Any, steps: Steps) -> Any:
     """Return a model's output, given its last block's output.
 
-    Args:
-        root: the model; weights inside of blocks are not read.
-        batch: the model's input.
-        value: the output of the last block, see :func:`run_blocks`.
-        steps: blocks.
+    root: the model; weights inside of blocks are not read. batch: the model's input. value: the output of the
+    last block, see :func:`run_blocks`. steps: blocks.
     """
 
     def pass_on(position: int, *_: Any, **__: Any) -> Any:  # noqa: ARG001 (each block gives the same)

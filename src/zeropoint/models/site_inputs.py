@@ -66,11 +66,8 @@ class Shelf:
 class Seen:
     """Input vectors of a site in one batch, (vectors, features).
 
-    Args:
-        batch: its number.
-        inputs: as the deployed model has them.
-        floats: the float model's vectors; ``inputs`` where their number differs, as in an expert that a
-            router sends other tokens.
+    batch: its number. inputs: as the deployed model has them. floats: the float model's vectors; ``inputs``
+    where their number differs, as in an expert that a router sends other tokens.
     """
 
     batch: int
@@ -172,8 +169,7 @@ class SiteInputs:
     def data(self, pooled: Mapping[str, State] | None = None) -> LayerData:
         """Return statistics and vectors for methods; experts borrow from their kin.
 
-        Args:
-            pooled: sums over all experts of the layer, where a router sent them different numbers of vectors.
+        pooled: sums over all experts of the layer, where a router sent them different numbers of vectors.
         """
         states = self._states
         if pooled is not None:
@@ -192,11 +188,8 @@ def loss_on(
 ) -> float | None:
     """Return the output loss relative to the float model, if known.
 
-    Args:
-        samples: inputs of the layer.
-        weight: of the float layer, (rows, columns) float32.
-        values: of its codes.
-        added: the correction of its bias, or None.
+    samples: inputs of the layer. weight: of the float layer, (rows, columns) float32. values: of its codes.
+    added: the correction of its bias, or None.
     """
     if samples is None:
         return None

@@ -6,8 +6,6 @@ of a site is the number of layers of interest that its input has passed, on the 
 depend on layers of earlier stages alone.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -26,10 +24,8 @@ from .layer import on_inputs
 class Site:
     """One input tensor and the linear layers that read it.
 
-    Args:
-        readers: names of the layers, in the order in which they ran.
-        stage: number of layers of interest that the input passed.
-        repeated: whether a reader ran more than once.
+    readers: names of the layers, in the order in which they ran. stage: number of layers of interest that the
+    input passed. repeated: whether a reader ran more than once.
     """
 
     readers: tuple[str, ...]
@@ -42,17 +38,13 @@ def sites_of(
 ) -> tuple[Site, ...]:
     """Return the sites of ``readers``, ordered by their first run.
 
-    Args:
-        run: runs the model once.
-        readers: linear layers by name; one that does not run is in no site, and of one that runs again the
-            first input counts.
-        passed: names of the layers of interest, which stages count.
+    run: runs the model once. readers: linear layers by name; one that does not run is in no site, and of one
+    that runs again the first input counts. passed: names of the layers of interest, which stages count.
 
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> layers = {"0": model[0], "2": model[2]}
-        >>> [site.stage for site in sites_of(lambda: model(torch.ones(1, 4)), layers, layers)]
-        [0, 1]
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> layers = {"0": model[0], "2": model[2]}
+    >>> [site.stage for site in sites_of(lambda: model(torch.ones(1, 4)), layers, layers)]
+    [0, 1]
     """
     follower = _Follower()
     found: list[tuple[torch.Tensor, int, list[str]]] = []

@@ -1,7 +1,5 @@
 """Weights to solve, and where the results are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -81,10 +79,8 @@ class Solutions(Protocol):
 class Solved(dict[str, LayerResult]):
     """Quantized weights in memory, by the names of tasks.
 
-    Attributes:
-        losses: by the same names.
-        methods: that have chosen them, by the same names.
-        rescaled: how the channels of blocks are rescaled, by the names of these.
+    losses: by the same names. methods: that have chosen them, by the same names. rescaled: how the channels
+    of blocks are rescaled, by the names of these.
     """
 
     def __init__(self) -> None:

@@ -22,8 +22,6 @@ exact and no order of adding changes a digit. Sums with weights are added pairwi
 (:func:`zeropoint.layout.blocks.pairwise_sums`), each term ``(q w) q`` or ``q (w x)``.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -113,7 +111,6 @@ class _Fit:
         self._mean = self._sums(self._numbers) / self._count
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :func:`fitted_parameters`."""
         best = self._swept()
         for _ in range(FITS):
             best = _larger(best, self._of(*self._fit(best)))

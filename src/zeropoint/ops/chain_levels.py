@@ -6,8 +6,6 @@ ladder: its values in order, and for each the largest float32 that is rounded to
 the reference's own rounding.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 
@@ -21,13 +19,10 @@ from ..params.effective import signed_end, span
 from ..params.stored import IEEE, LEAST_NORMAL, round_to, smallest, store, top
 from ..schemes import ScaleLevel, Scheme, ZeroPoint
 from ..schemes.scale_rules import Linear, Pick, Store
-from .lowering import Chain, From, HeldAs, Level
+from .lowering import HELD, Chain, From, HeldAs, Level
 
 _MOST = torch.finfo(torch.float32).max
 _SAME = 0x7FFFFFFF
-
-
-_FLOATS = {torch.float32: HeldAs.FLOAT32, torch.bfloat16: HeldAs.BFLOAT16, torch.float16: HeldAs.FLOAT16}
 
 
 class Rungs(NamedTuple):
@@ -88,7 +83,7 @@ def _level(
     if not isinstance(level.rule, Linear) or native is torch.float64 or set(extents[:-1]) - {1}:
         return f"level {level} is chosen by the reference"
     whole = isinstance(fmt, IntFormat) and fmt.step == 1 and fmt.bits <= 8
-    held = _FLOATS.get(native) if native in IEEE else HeldAs.INTEGER if whole else HeldAs.LADDER
+    held = HELD.get(native) if native in IEEE else HeldAs.INTEGER if whole else HeldAs.LADDER
     if held is None or (native in IEEE and up) or (native not in IEEE and fmt.bits > 8):
         return f"numbers of level {level} are rounded by the reference"
     first = len(ladder.keys)
@@ -139,7 +134,7 @@ def _ladder(fmt: Format, *, up: bool) -> Rungs:
     ends = torch.tensor([-_MOST, _MOST])
     low, high = key_of(ends).tolist()
     codes = torch.arange(1 << fmt.bits, dtype=torch.int32)
-    every = round_to(_all_values(codes, fmt), fmt, up=up)
+    every = round_to(decode(codes.to(torch.uint8), fmt, torch.float32), fmt, up=up)
     # Numbers that round to others, or to none, are no values.
     every = every[torch.isfinite(every)]
     keys = torch.unique(key_of(torch.cat([every, round_to(ends, fmt, up=up)])))
@@ -152,11 +147,6 @@ def _ladder(fmt: Format, *, up: bool) -> Rungs:
         least, most = torch.where(inside, middle, least), torch.where(inside, most, middle - 1)
     stored = store(values, fmt).view(torch.uint8)
     return Rungs(least.tolist(), values.tolist(), stored.tolist())
-
-
-def _all_values(codes: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Return the numbers of all codes."""
-    return decode(codes.to(torch.uint8), fmt, torch.float32)
 
 
 def key_of(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Tables of codes that kernels read."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -8,8 +8,6 @@ The feedback of LDLQ (QuIP, arXiv:2307.13304), equal to GPTQ (arXiv:2210.17323) 
 have one order, so that results are the same bytes on every processor and for any number of threads.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import ModuleType
 
@@ -36,13 +34,11 @@ def _backend(x: torch.Tensor) -> Dense | ModuleType:
 def squares(x: torch.Tensor, *, into: torch.Tensor | None = None) -> torch.Tensor:
     """Return float64 sums of squares of columns, token by token.
 
-    Args:
-        x: (tokens, columns) of floats.
-        into: (columns,) float64, sums of earlier tokens, to which these are added; zeros if None.
+    x: (tokens, columns) of floats. into: (columns,) float64, sums of earlier tokens, to which these are
+    added; zeros if None.
 
-    Example:
-        >>> squares(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
-        tensor([10.,  4.], dtype=torch.float64)
+    >>> squares(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
+    tensor([10.,  4.], dtype=torch.float64)
     """
     _require_floats(x)
     before = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device) if into is None else into
@@ -94,19 +90,14 @@ def factor(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``m`` and ``d`` of ``h = m diag(d) m^T``.
 
     ``m`` is unit upper triangular, and the pivots ``d`` are positive. Columns are eliminated from the last to
-    the first, each from earlier ones, and only the upper half of ``h`` is read.
+    the first, each from earlier ones, and only the upper half of ``h`` is read. h: (columns, columns)
+    float64, symmetric and positive definite. Raises RangeError for a pivot that is not positive: add to the
+    diagonal.
 
-    Args:
-        h: (columns, columns) float64, symmetric and positive definite.
-
-    Raises:
-        RangeError: for a pivot that is not positive: add to the diagonal.
-
-    Example:
-        >>> m, d = factor(torch.tensor([[3.0, 2.0], [2.0, 2.0]], dtype=torch.float64))
-        >>> m, d
-        (tensor([[1., 1.],
-                [0., 1.]], dtype=torch.float64), tensor([1., 2.], dtype=torch.float64))
+    >>> m, d = factor(torch.tensor([[3.0, 2.0], [2.0, 2.0]], dtype=torch.float64))
+    >>> m, d
+    (tensor([[1., 1.],
+            [0., 1.]], dtype=torch.float64), tensor([1., 2.], dtype=torch.float64))
     """
     _require_square(h, "h")
     with gradual_underflow():
@@ -124,15 +115,10 @@ def feed_back(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a weight rounded column by column with error feedback.
 
-    Args:
-        weight: (rows, columns) float32 or float64, finite.
-        m, d: factors of the matrix whose rows and columns are in ``order``.
-        order: (columns,) int64, the column that is processed first, and so on; as they are if None.
-        grid: how numbers are rounded; its columns match ``weight``.
-
-    Returns:
-        Values, of the shape of the weight and the dtype of the grid's scale, and losses, (rows,) float64:
-        ``(w - q) h (w - q)^T`` of each row.
+    Values, of the shape of the weight and the dtype of the grid's scale, and losses, (rows,) float64:. ``(w -
+    q) h (w - q)^T`` of each row. weight: (rows, columns) float32 or float64, finite. m, d: factors of the
+    matrix whose rows and columns are in ``order``. order: (columns,) int64, the column that is processed
+    first, and so on; as they are if None. grid: how numbers are rounded; its columns match ``weight``.
     """
     _require_rows(weight, m, grid)
     if d.shape != m.shape[:1]:
@@ -150,16 +136,12 @@ def output_errors(
 ) -> torch.Tensor:
     """Return each row's squared output error, for given values.
 
-    Errors are ``(w - q) h (w - q)^T``, (rows,) float64.
+    Errors are ``(w - q) h (w - q)^T``, (rows,) float64. weight, m, d, order: as of :func:`feed_back`. values:
+    ``q``, of the shape of the weight; finite.
 
-    Args:
-        weight, m, d, order: as of :func:`feed_back`.
-        values: ``q``, of the shape of the weight; finite.
-
-    Example:
-        >>> m, d = factor(torch.tensor([[3.0, 2.0], [2.0, 2.0]], dtype=torch.float64))
-        >>> output_errors(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]), m, d, None)
-        tensor([9.], dtype=torch.float64)
+    >>> m, d = factor(torch.tensor([[3.0, 2.0], [2.0, 2.0]], dtype=torch.float64))
+    >>> output_errors(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]), m, d, None)
+    tensor([9.], dtype=torch.float64)
     """
     if values.shape != weight.shape:
         raise ShapeError(f"values (shape {tuple(values.shape)}) must have the shape of {tuple(weight.shape)}")
@@ -178,16 +160,13 @@ def solve(
 ) -> torch.Tensor:
     """Return ``y h^-1``, (rows, columns) float64, for ``h = m diag(d) m^T``.
 
-    Args:
-        y: (rows, columns) float64.
-        m, d: factors of the matrix whose rows and columns are in ``order``.
-        order: as of :func:`feed_back`.
+    y: (rows, columns) float64. m, d: factors of the matrix whose rows and columns are in ``order``. order: as
+    of :func:`feed_back`.
 
-    Example:
-        >>> h = torch.tensor([[3.0, 2.0], [2.0, 2.0]], dtype=torch.float64)
-        >>> solve(h, *factor(h))
-        tensor([[1., 0.],
-                [0., 1.]], dtype=torch.float64)
+    >>> h = torch.tensor([[3.0, 2.0], [2.0, 2.0]], dtype=torch.float64)
+    >>> solve(h, *factor(h))
+    tensor([[1., 0.],
+            [0., 1.]], dtype=torch.float64)
     """
     _require_rows(y, m, None)
     backend, own = _backend(y), y.detach()
@@ -211,8 +190,7 @@ def descend(
         weight: (rows, columns) float32 or float64, finite.
         values: initial values, of the shape of the weight.
         h: (columns, columns) float64, symmetric, its columns as in ``weight``.
-        order: as of :func:`feed_back`.
-        grid: as of :func:`feed_back`.
+        order, grid: as of :func:`feed_back`.
         sweeps: times that all columns are visited at most; it ends with one that moves nothing.
 
     Returns:

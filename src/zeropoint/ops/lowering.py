@@ -5,8 +5,6 @@ type that a compiled kernel holds it in: backends derive their records from thes
 needs and a kernel lacks is the backend's to refuse.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from enum import IntEnum
@@ -125,6 +123,8 @@ class HeldAs(IntEnum):
     FLOAT16 = 3
     LADDER = 4
 
+
+HELD = {torch.float32: HeldAs.FLOAT32, torch.bfloat16: HeldAs.BFLOAT16, torch.float16: HeldAs.FLOAT16}
 
 _NARROW = {
     None: Narrow.NONE,

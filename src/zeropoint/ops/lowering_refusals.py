@@ -3,8 +3,6 @@
 Refusals are sentences for :func:`zeropoint.explain`; refused schemes run on the reference.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -43,20 +43,15 @@ _TEXT = re.compile(r"hadamard(\d+)(?:@(\d+))?")
 class Rotation:
     """A block Hadamard rotation of the last axis.
 
-    Args:
-        size: columns of a block, a power of two.
-        seed: of the signs, below 2 ** 64.
+    size: columns of a block, a power of two. seed: of the signs, below 2 ** 64. Raises SchemeError for
+    another size or seed.
 
-    Raises:
-        SchemeError: for another size or seed.
-
-    Example:
-        >>> rotation = Rotation(size=4)
-        >>> x = torch.tensor([[8.0, 0.0, 0.0, 0.0]])
-        >>> rotation.rotate(x).abs()
-        tensor([[4., 4., 4., 4.]])
-        >>> torch.equal(rotation.unrotate(rotation.rotate(x)), x)
-        True
+    >>> rotation = Rotation(size=4)
+    >>> x = torch.tensor([[8.0, 0.0, 0.0, 0.0]])
+    >>> rotation.rotate(x).abs()
+    tensor([[4., 4., 4., 4.]])
+    >>> torch.equal(rotation.unrotate(rotation.rotate(x)), x)
+    True
     """
 
     size: int
@@ -72,11 +67,7 @@ class Rotation:
     def parse(text: str) -> Rotation:
         """Return the rotation that ``text`` spells, as ``str`` does.
 
-        Args:
-            text: such as ``"hadamard128"`` or ``"hadamard64@7"``.
-
-        Raises:
-            SchemeError: for another text.
+        text: such as ``"hadamard128"`` or ``"hadamard64@7"``. Raises SchemeError for another text.
         """
         found = _TEXT.fullmatch(text)
         if found is None:
@@ -89,12 +80,8 @@ class Rotation:
     def rotate(self, x: torch.Tensor, signs: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``x`` with its last axis rotated, in its dtype and shape.
 
-        Args:
-            x: floats, of any shape whose last axis is whole blocks.
-            signs: the result of :meth:`signs` on the device of ``x``, where it is at hand.
-
-        Raises:
-            ShapeError: for parts of blocks.
+        x: floats, of any shape whose last axis is whole blocks. signs: the result of :meth:`signs` on the
+        device of ``x``, where it is at hand. Raises ShapeError for parts of blocks.
         """
         signs = self._signs_for(x, signs)
         wide = x.to(wide_dtype(x.dtype))
@@ -103,12 +90,8 @@ class Rotation:
     def unrotate(self, x: torch.Tensor, signs: torch.Tensor | None = None) -> torch.Tensor:
         """Return the inverse of :meth:`rotate`, up to rounding.
 
-        Args:
-            x: floats, of any shape whose last axis is whole blocks.
-            signs: as for :meth:`rotate`.
-
-        Raises:
-            ShapeError: for parts of blocks.
+        x: floats, of any shape whose last axis is whole blocks. signs: as for :meth:`rotate`. Raises
+        ShapeError for parts of blocks.
         """
         signs = self._signs_for(x, signs)
         wide = x.to(wide_dtype(x.dtype))

@@ -4,8 +4,6 @@ Rows' sums are meant to be added exactly (math.fsum), so that neither tiles nor 
 total.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

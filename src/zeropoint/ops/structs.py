@@ -1,13 +1,12 @@
 """Codes and parameters packed into block structs, and back: plain torch."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 
-from ..layout import code_rows
+from ..layout import code_rows, packing
 from ..layout.bit_places import Struct, field_size, read_field, write_field
+from ..layout.word_lines import WORD
 from ..params.tensors import Params, parameter_tensors
 from .registry import Request
 
@@ -15,6 +14,12 @@ from .registry import Request
 def grid_of(struct: Struct, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the grid of whole blocks along rows."""
     return *shape[:-1], shape[-1] // field_size(struct.codes)
+
+
+def lines_refusal(request: Request) -> str | None:
+    """Return why kernels do not move lines of words, or None."""
+    partial = packing.packed_length(request.shape[-1], request.scheme.bits) % (WORD // 8)
+    return "rows that end within a word are known to the reference alone" if partial else None
 
 
 def join_blocks(request: Request, struct: Struct, data: torch.Tensor, params: Params) -> torch.Tensor:

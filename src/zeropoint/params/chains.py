@@ -134,12 +134,8 @@ def _from_edge(scheme: Scheme, ranges: Ranges) -> tuple[torch.Tensor, torch.Tens
 def in_table(numbers: torch.Tensor, scale: torch.Tensor, fmt: Format, steps: int) -> torch.Tensor:
     """Return table values for numbers over scales, from equal steps.
 
-    As in C, in float32: ``(n * (1 / s) + 1) * 0.5 * steps + 0.5``, cut off.
-
-    Args:
-        numbers, scale: of one shape.
-        fmt: a table from -1 to 1.
-        steps: number of equal steps.
+    As in C, in float32: ``(n * (1 / s) + 1) * 0.5 * steps + 0.5``, cut off. numbers, scale: of one shape.
+    fmt: a table from -1 to 1. steps: number of equal steps.
     """
     ratio = torch.where(scale == 0, 0.0, numbers * (1 / scale)).clamp(-1, 1)
     number = ((ratio + 1) * 0.5 * steps + 0.5).to(torch.int64)

@@ -1,7 +1,5 @@
 """Numbers in their stored format: rounding, storing, loading."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -33,9 +33,7 @@ class QuantizedDType(enum.Enum):
 class ParameterList(list[Any]):
     """Scales or zero points as a list that writes changes back.
 
-    Args:
-        numbers: the items.
-        write: takes the changed list; what it raises, the change raises.
+    numbers: the items. write: takes the changed list; what it raises, the change raises.
     """
 
     def __init__(self, numbers: Sequence[float], write: Callable[[ParameterList], None]) -> None:

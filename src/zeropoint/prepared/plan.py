@@ -112,8 +112,7 @@ class Plan:
         """Raise the errors of :meth:`run` for these tensors, but for values.
 
         Args:
-            inputs: as for :meth:`run`.
-            out: as for :meth:`run`.
+            inputs, out: as for :meth:`run`.
 
         Example:
             >>> plan("quantize", "int8", (4,)).check(torch.zeros(4))
@@ -215,13 +214,7 @@ def can_implement(
     Tensors are checked by :meth:`Plan.check`.
 
     Args:
-        op: as for :func:`plan`.
-        scheme: as for :func:`plan`.
-        shape: as for :func:`plan`.
-        dtype: as for :func:`plan`.
-        strides: as for :func:`plan`.
-        device: as for :func:`plan`.
-        backend: as for :func:`plan`.
+        op, scheme, shape, dtype, strides, device, backend: as for :func:`plan`.
 
     Example:
         >>> (

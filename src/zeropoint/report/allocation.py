@@ -1,7 +1,5 @@
 """Tables of a search: what each layer got, and what that costs."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -6,14 +6,13 @@ say the same.
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from html import escape
 from typing import TypeAlias
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..shown import Picture
@@ -112,13 +111,6 @@ def every(nodes: Iterable[Node]) -> Iterator[Node]:
         yield node
         if isinstance(node, Part):
             yield from every(node.nodes)
-
-
-def as_text(nodes: Iterable[Node], *, whole: bool = False, width: int = 100) -> str:
-    """Return nodes as text; ``whole``: with long parts, explanations, all rows."""
-    written = io.StringIO()
-    Console(file=written, width=width, color_system=None).print(on_screen(nodes, whole=whole))
-    return written.getvalue().strip("\n")
 
 
 def on_screen(nodes: Iterable[Node], *, whole: bool = False) -> RenderableType:

@@ -4,8 +4,6 @@ The first nodes are the text that ``repr`` has; what is folded below it adds to 
 the surrounding page's, which may be white or black.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -30,7 +28,6 @@ from ..methods.scheme_comparison import HEADS, SchemeComparison
 from ..models.conversion import Conversion
 from ..params import QuantizationParams
 from ..prepared import Plan
-from ..results import Result
 from ..schemes import Scheme
 from ..search.search_result import SearchResult
 from ..shown import Picture
@@ -368,8 +365,3 @@ def _(shown: Evaluation) -> Picture:
 def _(shown: KernelSpeeds) -> Picture:
     rows = [(each.label, each.of_copy, f"{each.gigabytes:.1f} GB/s") for each in shown.speeds]
     return share_bars(rows, label=f"bandwidth of kernels in copies, threads: {shown.threads}")
-
-
-@nodes_of.register
-def _(shown: Result) -> tuple[Node, ...]:
-    return _head(shown)

@@ -49,11 +49,9 @@ _NAMED = 3
 class CheckpointReport(Result):
     """Report about checkpoints side by side, with a search or evaluation.
 
-    Args:
-        runs: the checkpoints, in the order in which they were given.
-        path: of the page, or None where none was written.
-        search: the search that chose schemes, or None.
-        evaluation: how far models are from a reference, or None.
+    runs: the checkpoints, in the order in which they were given. path: of the page, or None where none was
+    written. search: the search that chose schemes, or None. evaluation: how far models are from a reference,
+    or None.
     """
 
     runs: tuple[Overview, ...] = ()

@@ -1,7 +1,5 @@
 """Tables of plans: actions, outputs, sizes, engines, and devices."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType

@@ -3,8 +3,6 @@
 A scheme names one dialect; operators read its fields and never its name.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, replace
 from types import MappingProxyType

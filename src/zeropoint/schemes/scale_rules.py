@@ -11,8 +11,6 @@ and their names; :mod:`zeropoint.params` computes them, and :mod:`zeropoint.ops.
 rules that compare errors.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import re
@@ -119,10 +117,7 @@ class Ceiling:
     """The smallest power of two with ``amax / scale <= limit``.
 
     ``ceil7.25`` for float4_e2m1fn: a quarter of the octave above its largest value is clipped, for a finer
-    step.
-
-    Args:
-        limit: at least the power of two in the element's largest magnitude, and less than twice that.
+    step. limit: at least the power of two in the element's largest magnitude, and less than twice that.
     """
 
     limit: float

@@ -6,11 +6,9 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..errors import RangeError, printable, size_of
+from ..errors import POWERS, SIZE, RangeError, printable, size_of
 
 _BITS = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*(?:bpw|bits?)", re.ASCII | re.IGNORECASE)
-_BYTES = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
-_POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _LEAST = 1 << 10
 """Bytes below which a number alone is one of bits whose unit was forgotten."""
 
@@ -19,10 +17,8 @@ _LEAST = 1 << 10
 class Budget:
     """A budget of weights: average ``bits``, or ``nbytes`` of all files.
 
-    Scales and zero points count. Bits belong to the weights that the search decides about.
-
-    Raises:
-        RangeError: unless exactly one is given, and it is positive.
+    Scales and zero points count. Bits belong to the weights that the search decides about. Raises RangeError
+    unless exactly one is given, and it is positive.
     """
 
     bits: Fraction | None = None
@@ -38,19 +34,16 @@ class Budget:
     def parse(text: str) -> Budget:
         """Return the budget of a text: ``4.5bpw``, or bytes like ``3.2G``.
 
-        K, M, G and T are powers of 1024.
+        K, M, G and T are powers of 1024. Raises RangeError for anything else, and for a small number without
+        a unit.
 
-        Raises:
-            RangeError: for anything else, and for a small number without a unit.
-
-        Example:
-            >>> str(Budget.parse("4.50bpw")), str(Budget.parse("3.5GB"))
-            ('4.5bpw', '3.5 GiB')
+        >>> str(Budget.parse("4.50bpw")), str(Budget.parse("3.5GB"))
+        ('4.5bpw', '3.5 GiB')
         """
-        bits, nbytes = _BITS.fullmatch(text.strip()), _BYTES.fullmatch(text.strip())
+        bits, nbytes = _BITS.fullmatch(text.strip()), SIZE.fullmatch(text.strip())
         if bits is not None and Fraction(bits[1]):
             return Budget(bits=Fraction(bits[1]))
-        found = 0 if nbytes is None else int(Fraction(nbytes[1]) * (1 << _POWERS[nbytes[2].upper()]))
+        found = 0 if nbytes is None else int(Fraction(nbytes[1]) * (1 << POWERS[nbytes[2].upper()]))
         if found and found < _LEAST and nbytes is not None and not nbytes[2]:
             raise RangeError(
                 f"budget {printable(text)} has no unit; write {nbytes[1]}bpw for bits of each weight, or a "

@@ -123,17 +123,13 @@ def _shift(groups: Groups) -> int:
 
 
 def _undominated(options: Sequence[tuple[int, float]], shift: int) -> _Group:
-    ordered = sorted((size, _integer(loss, shift), at) for at, (size, loss) in enumerate(options))
+    ordered = sorted((size, round(math.ldexp(loss, shift)), at) for at, (size, loss) in enumerate(options))
     kept = [ordered[0]]
     for option in ordered[1:]:
         if option[1] < kept[-1][1]:
             kept.append(option)
     sizes, losses, index = (np.array(column, dtype=np.int64) for column in zip(*kept, strict=True))
     return _Group(index, sizes, losses)
-
-
-def _integer(loss: float, shift: int) -> int:
-    return round(math.ldexp(loss, shift))
 
 
 def _allocation(groups: Groups, chosen: list[int], bound: float | None) -> Allocation:

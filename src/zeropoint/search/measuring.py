@@ -138,7 +138,6 @@ class _Scan(_Reading):
         self.found = (math.nan, math.nan)
 
     def run(self, scratch: Scratch) -> None:
-        """See :class:`Task`."""
         self.found = widest(extremes_of(x) for _, x in self.tiles(scratch.buffer))
 
 
@@ -162,7 +161,6 @@ class _Measure(_Reading):
         self.errors: dict[str, TensorError] = {}
 
     def run(self, scratch: Scratch) -> None:
-        """See :class:`Task`."""
         parts: dict[str, list[TensorError]] = {way.key: [] for way in self._ways}
         data = {way.key: layer_data(way.plan, way.to, self._extremes.found(way)) for way in self._ways}
         for start, x in self.tiles(scratch.buffer):

@@ -5,8 +5,6 @@ files, so that a layer has as options the candidates that all of its weights can
 as one, weights that lie in one tensor and heads that are tied to their embedding have one choice.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +25,7 @@ from ..loaded_names import transformers_names
 
 KEEP = "keep"
 """The candidate that leaves a layer in its floats."""
-_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
+EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +242,7 @@ def _keys(module: str, weight: Output, ties: Mapping[str, str], names: Iterable[
     fused = dict.fromkeys(filter(None, map(fused_set, names)))
     yield from (f"fused {name}" for name in fused)
     if not fused and is_expert(module):
-        yield f"experts {_EXPERT.sub('*', module)}"
+        yield f"experts {EXPERT.sub('*', module)}"
     if weight.share is not None:
         yield f"scale {weight.share}"
     for head, embedding in ties.items():

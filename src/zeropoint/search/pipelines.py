@@ -1,7 +1,5 @@
 """Diffusers pipelines: folders of checkpoints and other files."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 import os

@@ -1,17 +1,14 @@
 """YAML recipes of choices: a rule per scheme and layer kind."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..errors import RecipeError, count, option
 from ..recipes.document import MAX_BYTES
-from .offers import KEEP
+from .offers import EXPERT, KEEP
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 _ANY = "\0"
 
 
@@ -57,7 +54,7 @@ def _patterns(names: Mapping[str, str | None]) -> dict[tuple[str | None, str], s
     numbers: dict[tuple[str | None, str], dict[str, None]] = {}
     for name, preset in names.items():
         # All experts of a layer have one choice.
-        plain = _EXPERT.sub(_ANY, name)
+        plain = EXPERT.sub(_ANY, name)
         layer = _NUMBER.search(plain)
         number = "" if layer is None else layer[0]
         kind = plain if layer is None else f"{plain[: layer.start()]}\1{plain[layer.end() :]}"

@@ -27,7 +27,7 @@ from .budgets import Budget
 from .inputs import Inputs, TakeInputs
 from .knapsack import Allocation, Groups, frontier, solve
 from .measuring import measure_all
-from .offers import KEEP, Choices, SearchedLayer, choices, require_choice
+from .offers import EXPERT, KEEP, Choices, SearchedLayer, choices, require_choice
 from .recipe_rules import recipe_of
 from .search_result import CurvePoint, LayerChoice, SearchResult
 from .search_state import STATE, SearchState, source_fields
@@ -36,7 +36,6 @@ RECIPE = FileKind("recipe", b"# zeropoint search: ")
 """What the recipe of a search is written as."""
 EQUAL = "equal"
 """Layers matter equally."""
-_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ Refiner = Callable[["Table", Sequence[str], int, SearchState, Bar], "Refinement"
 
 def by_matrices(layer: SearchedLayer, errors: Mapping[str, float]) -> dict[str, float]:
     """Return losses by equal matrices, experts as one; see :data:`Losses`."""
-    matrices = len({_EXPERT.sub("*", weight.module) for weight in layer.weights})
+    matrices = len({EXPERT.sub("*", weight.module) for weight in layer.weights})
     return {text: matrices * error for text, error in errors.items()}
 
 

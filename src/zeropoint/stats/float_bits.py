@@ -1,7 +1,5 @@
 """Float32 bit patterns, from which statistics read exponents and bins exactly."""
 
-from __future__ import annotations
-
 import torch
 
 EXPONENTS = 255

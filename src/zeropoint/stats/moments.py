@@ -1,7 +1,5 @@
 """Moments of a layer's inputs: Gram matrix, its diagonal, pair moments."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -168,8 +166,7 @@ class _OfPairs(_OfFeatures):
 
         Args:
             state: a state of this accumulator, which is not changed.
-            float_inputs: as :meth:`measure_pair` takes them.
-            inputs: as :meth:`measure_pair` takes them.
+            float_inputs, inputs: as :meth:`measure_pair` takes them.
 
         Raises:
             ShapeError: for another number of features, or two shapes.

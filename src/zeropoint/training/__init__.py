@@ -7,8 +7,8 @@ from .fake_quantize import FakeQuantize, GradientMask, MovingAverageFakeQuantize
 from .learned_scale import LearnedScale
 from .learned_threshold import LearnedThreshold
 from .pact import Pact
-from .quantize_ste import dequantize_ste, quantize_ste
 from .quantizer import Quantizer
+from .straight_through import dequantize_ste, quantize_ste
 from .thresholds import ThresholdRule
 
 __all__ = [

@@ -1,7 +1,5 @@
 """Pact: activations are clipped to 0..alpha, and alpha is trained (PACT)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

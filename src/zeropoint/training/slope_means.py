@@ -34,8 +34,7 @@ class SlopeMeans:
     def direction(self, slope: torch.Tensor) -> torch.Tensor:
         """Return the direction with one gradient more, float32.
 
-        Args:
-            slope: the gradient; what is not finite counts as 0.
+        slope: the gradient; what is not finite counts as 0.
         """
         self._steps += 1
         wide = torch.where(torch.isfinite(slope), slope.float(), 0.0)

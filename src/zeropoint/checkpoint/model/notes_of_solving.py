@@ -1,7 +1,5 @@
 """Report sentences about solved weights: losses, bounds and changes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 

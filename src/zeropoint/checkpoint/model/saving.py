@@ -4,8 +4,6 @@ Weights, scales and zero points are written as the model has them, under the nam
 nothing is quantized here. All files get their names in the directory, or none of them does.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile
@@ -16,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from ...codecs.containers.safetensors import DTYPE_BITS, FILE_DTYPES, header_bytes
+from ...codecs.containers.safetensors import DTYPE_BITS, FILE_DTYPES, SAFETENSORS, header_bytes
 from ...codecs.protocol import Codec, LayerScheme
 from ...codecs.registry import DEFAULT
 from ...errors import CheckpointError, size_of
@@ -158,14 +156,11 @@ def _shards(parts: Parts, limit: int) -> dict[str, list[_Tensor]]:
         files[-1] += group
         size += more
     for tensors in files:
-        tensors.sort(key=lambda tensor: (-_DTYPE_ORDER[tensor.dtype], tensor.name))
+        tensors.sort(key=lambda tensor: (SAFETENSORS.order(tensor.dtype), tensor.name))
     if len(files) == 1:
         return {SINGLE_FILE: files[0]}
     stem = SINGLE_FILE.removesuffix(".safetensors")
     return {f"{stem}-{n:05}-of-{len(files):05}.safetensors": file for n, file in enumerate(files, 1)}
-
-
-_DTYPE_ORDER = {name: order for order, name in enumerate(DTYPE_BITS)}
 
 
 def _companions(model: nn.Module, tokenizer: Saves | None) -> dict[str, bytes]:

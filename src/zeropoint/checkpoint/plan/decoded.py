@@ -1,7 +1,5 @@
 """Rows of a quantized layer, decoded or in codes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

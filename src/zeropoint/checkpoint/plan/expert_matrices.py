@@ -305,17 +305,10 @@ def _readings(members: Sequence[TensorEntry]) -> Iterator[_Reading]:
                     for e, (out, into) in shapes
                     if into == width and out in (inner, 2 * inner) and e not in down
                 )
-                if width == inner:
-                    up, down = _alike(up, down)
+                if width == inner:  # the last goes down
+                    up, down = (*up, *down[:-1]), down[-1:]
                 if up and down:
                     yield _Reading(up, down, transposed, width)
-
-
-def _alike(
-    up: tuple[TensorEntry, ...], down: tuple[TensorEntry, ...]
-) -> tuple[tuple[TensorEntry, ...], tuple[TensorEntry, ...]]:
-    """Return up and down projections of equal widths; the last goes down."""
-    return (*up, *down[:-1]), down[-1:]
 
 
 def _expert_counts(part: Any) -> Iterator[int]:

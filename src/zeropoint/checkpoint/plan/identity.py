@@ -44,7 +44,7 @@ def identity(plan: CheckpointPlan) -> dict[str, str]:
         "include": json.dumps(list(selection.include)),
         "ignore": json.dumps(list(selection.ignore)),
         "dequantize": f"{selection.dequantize.value} {selection.floats or ''}".strip(),
-        "config.json": _of_text(source.config_text),
+        "config.json": "absent" if source.config_text is None else _digest([source.config_text.encode()]),
         "companions": _digest(f"{path}\0{size}\n" for path, size in sorted(plan.companions.items())),
     }
     if plan.statistics or plan.outputs.added or plan.solved:
@@ -165,10 +165,6 @@ def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
 def _stamp_text(state: Stamp) -> str:
     # Without the device, whose number a network file system may choose anew at each mount.
     return f"{state.size} {state.mtime_ns} {state.ctime_ns} {state.inode} {state.identity}".strip()
-
-
-def _of_text(text: str | None) -> str:
-    return "absent" if text is None else _digest([text.encode()])
 
 
 def _digest(parts: Iterable[str | bytes]) -> str:

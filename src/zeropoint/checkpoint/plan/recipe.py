@@ -36,7 +36,7 @@ from ...schemes import PRESETS, Scheme
 from ...schemes.text import overridden, words
 
 _DEFAULT = re.compile(r'default: "([\w+]+)"$', re.MULTILINE)
-_WEIGHT, _INPUT = "weight", "input"
+_WEIGHT = "weight"
 
 
 def vocabulary(codec: Codec) -> Vocabulary:

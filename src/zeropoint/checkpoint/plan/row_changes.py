@@ -1,7 +1,5 @@
 """Readers of transposed, strided, converted or reordered rows."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Tensors of files, and decoded rows or columns of quantized layers."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -90,7 +90,6 @@ class _NoLayers(Reader):
     """Reader of a float checkpoint, which has no quantized layers."""
 
     def record(self, key: str, tensors: Mapping[str, Entry], known: Known | None) -> Record:  # noqa: ARG002
-        """See :class:`~zeropoint.codecs.records.Reader`."""
         raise CheckpointError(f"{printable(key)} is not quantized; the checkpoint is one of floats")
 
 

@@ -158,7 +158,6 @@ class _Scan(_UnitTask):
         self.rows, self.gathers = unit, extremes
 
     def run(self, scratch: Scratch) -> None:
-        """See :class:`Task`."""
         self.result = found = scan(self.rows, self.job.plan.limits, scratch)
         self.gathers.add(found)
 
@@ -167,7 +166,6 @@ class _Do(_UnitTask):
     """Do a unit, as soon as its set is scanned."""
 
     def run(self, scratch: Scratch) -> None:
-        """See :class:`Task`."""
         of, plan = self.extremes, self.job.plan
         found = (None, None) if of is None else (of.wait(), of.mean())
         data = layer_data(plan, self.unit.output, *found)

@@ -8,8 +8,6 @@ The two kinds keep each other out, since hosts may differ in what they can lock,
 locks for a moment: each says that it is there before it looks for the other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -25,7 +23,6 @@ from ..read.storage import shown
 LOCK, OWNER = ".zeropoint.lock", ".zeropoint.owner"
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -1,7 +1,5 @@
 """Proof of written files: their first bytes, and each unit's hashes."""
 
-from __future__ import annotations
-
 import contextlib
 from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -114,7 +112,6 @@ class _Proof(Task):
         self.ok = False
 
     def run(self, scratch: Scratch) -> None:
-        """See :class:`Task`."""
         # A record on disk may be forged or of another run; what this process wrote and remembers is not.
         make, known = (XXH3, self.done.checks) if self.done.checks else (SHA256, self.done.digests)
         spans = self.unit.spans

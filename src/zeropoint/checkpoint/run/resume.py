@@ -7,8 +7,6 @@ with their sizes, headers and texts, the numbers are made once more, without bei
 compared: a retrained model of the same shapes is never taken for the one that was quantized.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -274,7 +272,6 @@ class _Nowhere(Partials):
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[int]:
-        """See :class:`Partials`."""
         with self.io(name):
             descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             try:

@@ -239,7 +239,6 @@ class _Part(Check):
         self.found: tuple[Equality, TensorError] | None = None
 
     def run(self, scratch: Scratch) -> None:
-        """See :class:`Task`."""
         buffer, begin, values = memoryview(scratch.buffer), 0, []
         for weight, nbytes in zip(
             (self.pair.a, self.pair.b), _nbytes(self.pair, len(self.rows)), strict=True

@@ -58,7 +58,6 @@ class _Compare(Check):
         self.files = [files[entry.file] for entry in pair]
 
     def run(self, scratch: Scratch) -> None:
-        """See :class:`Task`."""
         buffer = scratch.buffer
         views = [memoryview(buffer)[: self.nbytes], memoryview(buffer)[self.nbytes : 2 * self.nbytes]]
         for view, entry, file in zip(views, self.pair, self.files, strict=True):
@@ -75,7 +74,6 @@ class _CompareNumber(Check):
         self.entry, self.data, self.file = entry, data, files[entry.file]
 
     def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (it is a few bytes)
-        """See :class:`Task`."""
         found = bytearray(self.nbytes)
         self.file.read_into(memoryview(found), self.entry.begin)
         if found != self.data:
@@ -94,7 +92,6 @@ class _CompareFloats(Check):
         self.files = {file: files[file] for file in (entry.file, *reader.files)}
 
     def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (rows of codes may be larger)
-        """See :class:`Task`."""
         ours, theirs = bytearray(self.nbytes), bytearray(self.nbytes)
         begin = self.entry.begin + self.start * self.row_bytes
         self.files[self.entry.file].read_into(memoryview(ours), begin)
@@ -231,7 +228,6 @@ class _CompareFiles(Check):
         self.pair = pair
 
     def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (files are read by pieces)
-        """See :class:`Task`."""
         sizes = [file.stamp.size for file in self.pair]
         ours, theirs = (pieces(file, 0, sizes[0]) for file in self.pair)
         if sizes[0] != sizes[1] or any(a != b for a, b in zip(ours, theirs, strict=True)):

@@ -1,7 +1,5 @@
 """Inspection of a checkpoint from its headers: tensors, sizes, quantization."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping

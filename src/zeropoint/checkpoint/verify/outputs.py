@@ -6,8 +6,6 @@ and the bound is proven (:mod:`zeropoint.methods.output_bound`). After steps bot
 holds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -133,7 +131,7 @@ def _wrong(
     if weight is None:
         return  # which is a problem already
     rows, columns = layer.shape
-    q = read_rows(layer, _opened(layer, files), 0, rows)
+    q = read_rows(layer, {entry.file: files[entry.file] for entry in layer.tensors.values()}, 0, rows)
     buffer = bytearray(rows * weight.row_bytes)
     x = weight.read({file: files[file] for file in weight.files}, 0, rows, buffer).to(q.dtype)
     assert x.shape == (rows, columns)
@@ -149,7 +147,3 @@ def _wrong(
             f"outputs are off by more than their bound in {count(len(over), 'row')}, and by more than those "
             f"of error feedback: row {over[0]} the first"
         )
-
-
-def _opened(layer: StoredLayer, files: OpenFiles) -> dict[Any, Any]:
-    return {entry.file: files[entry.file] for entry in layer.tensors.values()}

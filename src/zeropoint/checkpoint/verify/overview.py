@@ -4,8 +4,6 @@ Sizes come from headers, errors from the manifest, where there is one; of each l
 decoded. The original is not read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -150,12 +148,8 @@ class KeptFacts:
 class Overview(Result):
     """Facts about a checkpoint.
 
-    Args:
-        name: of its folder or file.
-        inspection: what headers say.
-        layers: that are quantized, in the order of the files.
-        kept: all other tensors.
-        identity: what the manifest says that it was made of.
+    name: of its folder or file. inspection: what headers say. layers: that are quantized, in the order of the
+    files. kept: all other tensors. identity: what the manifest says that it was made of.
     """
 
     name: str
@@ -205,12 +199,8 @@ class Overview(Result):
 def overview(path: Place | str, *, sampled: bool = True) -> Overview:
     """Return facts about the checkpoint at ``path``.
 
-    Args:
-        path: a directory, a file, or the URL of either.
-        sampled: whether some rows of each layer are decoded.
-
-    Raises:
-        CheckpointError: when files are damaged or hostile.
+    path: a directory, a file, or the URL of either. sampled: whether some rows of each layer are decoded.
+    Raises CheckpointError when files are damaged or hostile.
     """
     inspection = inspect_checkpoint(path)
     records: dict[str, Mapping[str, Any]] = {}

@@ -187,8 +187,7 @@ def _with_scale_format(
 class CompressedTensors(Codec):
     """See the module and :class:`Codec`.
 
-    Args:
-        form: of the tensors of a weight in somebody's file.
+    form: of the tensors of a weight in somebody's file.
     """
 
     form: OlderForm = NEWEST

@@ -9,22 +9,17 @@ What stands before the part that is numbered first is left open, since models ca
 inside other models.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ...architectures import Config
+from ...architectures import Config, is_expert
 from ...loaded_layers import cannot_decode
 from ...loaded_names import conversion, loaded_names
 from ...patterns import REGEX
 from ..protocol import Contents, LayerScheme
 from .config import LINEAR, QUANT_METHOD, Group, Targets, WrittenGroup, matches, quantization_config
 from .layout import SMALL
-
-_EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
-
 
 _NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.|$)|^(\d+)(?=\.)")
 _ANY, _BEFORE = r"\d+", r".*\b"
@@ -54,7 +49,7 @@ def _cuts(contents: Contents) -> bool:
     return any(
         conversion(f"{module.name}.weight", contents.family)
         for module in contents.modules()
-        if module.layer is not None and module.layer.layout in SMALL and not _EXPERT.search(module.name)
+        if module.layer is not None and module.layer.layout in SMALL and not is_expert(module.name)
     )
 
 
@@ -120,7 +115,7 @@ def _groups(contents: Contents) -> list[Group | WrittenGroup]:
 
 
 def _experts_first(modules: Mapping[Any, Sequence[str]]) -> list[Any]:
-    return sorted(modules, key=lambda layer: not any(map(_EXPERT.search, modules[layer])))
+    return sorted(modules, key=lambda layer: not any(map(is_expert, modules[layer])))
 
 
 def _group_of(module: str, old: Mapping[str, Any]) -> str:

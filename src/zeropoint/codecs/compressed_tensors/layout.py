@@ -38,8 +38,6 @@ llm-compressor 0.14 writes with them. This module knows tensors and schemes; it 
 nothing about which tensor is quantized.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 from dataclasses import dataclass
@@ -76,8 +74,6 @@ _KNOWN = 4096
 
 PACKED, WEIGHT, SHAPE = "weight_packed", "weight", "weight_shape"
 SCALE, ZERO_POINT, GLOBAL_SCALE = "weight_scale", "weight_zero_point", "weight_global_scale"
-INPUT_SCALE, INPUT_ZERO_POINT, INPUT_GLOBAL_SCALE = "input_scale", "input_zero_point", "input_global_scale"
-"""Last parts of the names of what inputs with parameters from data need."""
 
 
 class Layout(enum.Enum):

@@ -1,7 +1,5 @@
 """Sessions of onnxruntime, if installed: load checks and outputs."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of the table of families, and their shared entries."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,11 +153,6 @@ def number_of(text: Config, keys: Sequence[str]) -> Any:
 def head_size(text: Config) -> int:
     """Return the numbers of a head."""
     return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
-
-
-def mapping(**entries: str) -> Mapping[str, str]:
-    """Return llama.cpp's names by layer module; ``__`` spells a dot."""
-    return MappingProxyType({old.replace("__", "."): new for old, new in entries.items()})
 
 
 ATTENTION = MappingProxyType(

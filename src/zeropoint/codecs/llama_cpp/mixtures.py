@@ -9,8 +9,6 @@ some rules are others.
 Source: ggml-org/llama.cpp, src/llama-quant.cpp (llama_tensor_get_type).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,11 +124,8 @@ def types_of(
 ) -> dict[str, str]:
     """Return the types of a model's quantized tensors, by name.
 
-    Args:
-        mixture: one of MIXTURES, with WEIGHTED at its end where there is an importance matrix.
-        family: of the model.
-        shapes: of all its tensors, by their names in the model.
-        config: config.json.
+    mixture: one of MIXTURES, with WEIGHTED at its end where there is an importance matrix. family: of the
+    model. shapes: of all its tensors, by their names in the model. config: config.json.
     """
     forms = {name: form_of(family, name, shape, config) for name, shape in shapes.items()}
     tied = all(form.name != "output.weight" for form in forms.values())

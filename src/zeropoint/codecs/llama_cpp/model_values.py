@@ -4,8 +4,6 @@ Most are one key on each side: :data:`_KEYS`. Scalings of rotary embeddings are 
 of Llama 3 a tensor of factors, which :func:`rope_factors` computes as llama.cpp's converter does.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -293,14 +291,9 @@ def model_config(
 ) -> dict[str, Any] | None:
     """Return the config.json of a GGUF file, or None if unknown.
 
-    Args:
-        metadata: of the file, as Python values.
-        names: of its tensors.
-        factors: what its tensor of rotary factors holds, or None without one.
-        long: factors of long and of short contexts, by name.
-
-    Raises:
-        CheckpointError: where values are missing or of another type.
+    metadata: of the file, as Python values. names: of its tensors. factors: what its tensor of rotary factors
+    holds, or None without one. long: factors of long and of short contexts, by name. Raises CheckpointError
+    where values are missing or of another type.
     """
     arch = metadata.get(ARCHITECTURE)
     prefix = f"{arch}."

@@ -9,8 +9,6 @@
 Source: google/sentencepiece, src/sentencepiece_model.proto.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Mapping
 
@@ -29,14 +27,9 @@ _NAMES = {3: "words", 4: "characters"}
 def sentencepiece_table(raw: bytes, count: Count, added: Mapping[int, tuple[str, bool]]) -> TokenTable:
     """Return the tokens of a tokenizer.model.
 
-    Args:
-        raw: the file.
-        count: says how many tokens the model has.
-        added: tokens by number, and whether each is special.
-
-    Raises:
-        UnsupportedError: for models of words and of characters.
-        ValueError: for a file that is damaged.
+    raw: the file. count: says how many tokens the model has. added: tokens by number, and whether each is
+    special. Raises UnsupportedError for models of words and of characters; ValueError for a file that is
+    damaged.
     """
     fields = [(number, value) for number, value in _fields(raw) if isinstance(value, bytes)]
     pieces = [_piece(value) for number, value in fields if number == _PIECE]

@@ -4,8 +4,6 @@ They are what transformers loads as a fast tokenizer. Merges of sentencepiece fo
 made of two others, the highest score first. Source: huggingface/transformers, convert_slow_tokenizer.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,8 +21,7 @@ _LIMIT = 1 << 24
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return a tokenizer's files, by name; none if unknown.
 
-    Args:
-        metadata: of a GGUF file, as Python values.
+    metadata: of a GGUF file, as Python values.
     """
     tokens, types = metadata.get(f"{PREFIX}tokens"), metadata.get(f"{PREFIX}token_type")
     make = _MODELS.get(str(metadata.get(f"{PREFIX}model")))

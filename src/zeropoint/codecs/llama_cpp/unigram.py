@@ -9,8 +9,6 @@ Source: ggml-org/llama.cpp, src/llama-vocab.cpp (llm_tokenizer_ugm_session) and 
 0.23 (Unigram, Precompiled, Metaspace, WhitespaceSplit).
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,13 +28,8 @@ def unigram_of_json(
 ) -> TokenTable:
     """Return the tokens of a tokenizer.json whose model is Unigram.
 
-    Args:
-        parsed: the whole file.
-        count: says how many tokens the model has.
-        added: tokens by number, and whether each is special.
-
-    Raises:
-        UnsupportedError: where it has no token for what is unknown.
+    parsed: the whole file. count: says how many tokens the model has. added: tokens by number, and whether
+    each is special. Raises UnsupportedError where it has no token for what is unknown.
     """
     model = parsed["model"]
     unknown, vocab, fallback = model.get("unk_id"), model["vocab"], model.get("byte_fallback") is True
@@ -132,13 +125,8 @@ def steps_of(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 def unigram_parts(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
     """Return the tokenizer.json parts of a GGUF file's Unigram tokenizer.
 
-    Args:
-        metadata: of the file, as Python values.
-        tokens: texts, by number.
-        types: of them.
-
-    Raises:
-        CheckpointError: for scores that are missing.
+    metadata: of the file, as Python values. tokens: texts, by number. types: of them. Raises CheckpointError
+    for scores that are missing.
     """
     scores = metadata.get(f"{PREFIX}scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):

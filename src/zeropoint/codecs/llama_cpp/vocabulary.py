@@ -7,8 +7,6 @@ merges, or with WordPiece; vocab.txt is read as the last. Other kinds are refuse
 them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -39,13 +37,9 @@ def tokenizer_values(
 ) -> tuple[dict[str, Scalar | list[Any]], list[str]]:
     """Return the tokenizer metadata, and sentences about unsupported parts.
 
-    Args:
-        config: config.json.
-        read: gives the files of the checkpoint.
-        rows: gives the most rows that a tensor of the checkpoint has, of which each token is one.
-
-    Raises:
-        CheckpointError: for a file that is not well-formed, and more tokens than rows.
+    config: config.json. read: gives the files of the checkpoint. rows: gives the most rows that a tensor of
+    the checkpoint has, of which each token is one. Raises CheckpointError for a file that is not well-formed,
+    and more tokens than rows.
     """
     settings = json_object(read, "tokenizer_config.json")
     parsed = json_object(read, "tokenizer.json")

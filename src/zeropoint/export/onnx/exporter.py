@@ -6,8 +6,6 @@ DequantizeLinear; dynamic ones a formula in float32 that gives the same numbers.
 graph.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Mapping
@@ -109,13 +107,8 @@ def _exported(
 def exported(model: Any, *args: Any, **options: Any) -> Any:
     """Return torch's ONNX program of a model, without its warnings.
 
-    Args:
-        model: a module or an exported program.
-        *args: as ``torch.onnx.export`` takes them.
-        **options: likewise.
-
-    Raises:
-        UnsupportedError: where a package that torch needs for it is missing.
+    model: a module or an exported program. *args: as ``torch.onnx.export`` takes them. **options: likewise.
+    Raises UnsupportedError where a package that torch needs for it is missing.
     """
     # It says which packages that no model here needs are missing, and uses what torch has deprecated (2.13).
     said = logging.getLogger("torch.onnx._internal.exporter._registration")

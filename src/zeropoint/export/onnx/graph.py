@@ -5,8 +5,6 @@ A weight is a ``zeropoint.dequantize`` whose codes and parameters are constants;
 module knows the operators and nothing of files.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Extremes of blocks, from a kernel on segments of rows."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,18 +4,16 @@ One kernel finds the extremes of blocks. Plain torch computes the few scales of 
 second kernel encodes.
 """
 
-from __future__ import annotations
-
 import torch
 
 from ...ops import reference
-from ...ops.reference_backend import filled
+from ...ops.reference_backend import Codes, filled
 from ...ops.registry import Request
 from ...params import arithmetic, chains
 from ...params.tensors import Params
 from ...schemes.scale_rules import Pick
 from .block_ends import Ends, block_ends, largest_of, ranges_of
-from .launches import ALLOCATES, Codes, Launch, zeros_of
+from .launches import ALLOCATES, Launch, zeros_of
 from .two_passes import new_notes
 
 

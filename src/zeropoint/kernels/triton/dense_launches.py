@@ -1,7 +1,5 @@
 """Host side of dense products: transposed tensors, tiles, column blocks."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

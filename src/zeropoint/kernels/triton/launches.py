@@ -1,7 +1,5 @@
 """The host side of the kernels: tensors and launches of one request."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from ...layout import packing
 from ...ops import reference
 from ...ops.code_tables import value_table
 from ...ops.lowering import How
-from ...ops.reference_backend import filled
+from ...ops.reference_backend import Codes, filled
 from ...ops.registry import HeldKernel, Op, Request, temporaries_of
 from ...params import arithmetic
 from ...params.effective import effective_offset, effective_scale
@@ -33,7 +31,6 @@ from .view_starts import Views, in_order
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Scales, the tables of their codes, the scale of the whole tensor, and zero points."""
-Codes = tuple[torch.Tensor, Params]
 ALLOCATES = temporaries_of("triton")
 
 

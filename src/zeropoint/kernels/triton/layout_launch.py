@@ -1,7 +1,5 @@
 """Host side of GGUF blocks and GPTQ/AWQ words: bit-move tables, tiles."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -9,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from ...layout import code_rows, packing
+from ...layout import code_rows
 from ...layout.bit_places import Bits, Struct, field_size
 from ...layout.word_lines import WORD, WordLines
 from ...ops.registry import Op, Request
-from ...ops.structs import grid_of
+from ...ops.structs import grid_of, lines_refusal
 from ...params.tensors import Params, parameter_tensors
 from .starts import on_device, program
 
@@ -30,8 +28,7 @@ def refusal(request: Request) -> str | None:
     if op in (Op.JOIN_BLOCKS, Op.SPLIT_BLOCKS):
         known = element.per_code == 1 and element.bits <= 8
         return None if known else f"{element.kind} codes are joined with scales by the reference"
-    partial = packing.packed_length(request.shape[-1], request.scheme.bits) % (WORD // 8)
-    return "rows that end within a word are known to the reference alone" if partial else None
+    return lines_refusal(request)
 
 
 class Bit(NamedTuple):

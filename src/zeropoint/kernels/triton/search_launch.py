@@ -1,7 +1,5 @@
 """Scale searches: a request's search, and the parameters it adds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -9,13 +7,14 @@ import torch
 from ...ops import lowering, reference
 from ...ops.lowering import How
 from ...ops.lowering_refusals import rule_refusal
+from ...ops.reference_backend import Codes
 from ...ops.registry import HeldKernel, Request
 from ...ops.scale_search import searched_levels
 from ...params.scale_windows import block_length, has_window
 from ...params.tensors import Params
 from .block_ends import Ends
 from .fit_launch import ScaleFit, fits
-from .launches import ALLOCATES, Codes, Launch
+from .launches import ALLOCATES, Launch
 from .sweep_launch import LONGEST, SHORTEST, ScaleSweep
 from .two_passes import new_notes
 

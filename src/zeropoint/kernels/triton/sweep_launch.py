@@ -1,7 +1,5 @@
 """The host side of the searches of scales."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Kernels for non-contiguous tensors, and for blocks that span rows."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -1,7 +1,5 @@
 """ggml types by their schemes, and quantization to llama.cpp's codes."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -32,10 +30,8 @@ NVFP4 = "float4_e2m1fn:g16:scale=float8_ue4m3fn:dialect=ggml"
 class BlockSearch(NamedTuple):
     """How one type is quantized.
 
-    Args:
-        block: values in a block.
-        search: see :mod:`.block_columns`.
-        rounds_last: whether codes are the closest under the scales as they are stored.
+    block: values in a block. search: see :mod:`.block_columns`. rounds_last: whether codes are the closest
+    under the scales as they are stored.
     """
 
     block: int
@@ -109,14 +105,9 @@ def refusal(scheme: Scheme, shape: tuple[int, ...]) -> str | None:
 def search(x: torch.Tensor, scheme: Scheme, importance: Importance = None) -> tuple[torch.Tensor, Params]:
     """Return packed codes and parameters of ``x``, which :func:`refusal` does not refuse.
 
-    Args:
-        x: floats (..., columns), rounded to float32 first.
-        scheme: of a type of ggml.
-        importance: (columns,), weights of squared errors, or None.
-
-    Raises:
-        NonFiniteError: for NaN and Inf.
-        RangeError: where llama.cpp would write a scale of Inf.
+    x: floats (..., columns), rounded to float32 first. scheme: of a type of ggml. importance: (columns,),
+    weights of squared errors, or None. Raises NonFiniteError for NaN and Inf; RangeError where llama.cpp
+    would write a scale of Inf.
     """
     require_finite(x)
     shape, name = tuple(x.shape), type_of(scheme)

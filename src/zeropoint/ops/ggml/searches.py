@@ -9,8 +9,6 @@
 ``x`` and ``w``, the weights of squared errors, are (values, blocks) float32.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -109,13 +107,9 @@ def positive_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Scaled:
 class Line(NamedTuple):
     """Inverse scales that :func:`scale_and_minimum` tries.
 
-    They are ``(first + step * n + top) / range``.
-
-    Args:
-        top: the largest code.
-        first, step: coefficients of the summand to it.
-        steps: the last ``n``.
-        magnitudes: whether errors count by their magnitudes, not their squares.
+    They are ``(first + step * n + top) / range``. top: the largest code. first, step: coefficients of the
+    summand to it. steps: the last ``n``. magnitudes: whether errors count by their magnitudes, not their
+    squares.
     """
 
     top: int

@@ -4,8 +4,6 @@ A float16 number is shared by 256 values. Codes of elements are chosen last, und
 stored; where such a scale is zero, the codes of the search of the block's own scale stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,13 +29,9 @@ SHORT = 16
 class Minima(NamedTuple):
     """What differs between the types that have minima.
 
-    Args:
-        size: values under one scale.
-        line: the search without importance.
-        top: the largest code of a scale.
-        factor: of the mean square in the weights that importance gives.
-        stored: what the file holds of codes of scales and minima, (blocks, super-blocks): they are past
-            ``top`` where the search found a negative scale.
+    size: values under one scale. line: the search without importance. top: the largest code of a scale.
+    factor: of the mean square in the weights that importance gives. stored: what the file holds of codes of
+    scales and minima, (blocks, super-blocks): they are past ``top`` where the search found a negative scale.
     """
 
     size: int

@@ -15,7 +15,7 @@ from .step_access import Elements
 
 LEAST, MOST = -127, 127
 """Smallest and largest exponent of a level: 2 ** -127 is subnormal in float32, with the bits 0x400000."""
-_ZERO, _ONE = np.uint64(0), np.uint64(1)
+_ZERO = np.uint64(0)
 _BIAS = np.int32(127)
 _TINY, _UP = np.float32(2.0**-126), np.float32(2.0**64)
 ABSENT = np.int32(-(1 << 14))

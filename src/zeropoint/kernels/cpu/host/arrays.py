@@ -1,7 +1,5 @@
 """Kernel arguments: flat arrays of tensors, block factors, code tables."""
 
-from __future__ import annotations
-
 import functools
 import math
 from fractions import Fraction
@@ -16,7 +14,7 @@ from ....formats.torch_dtypes import format_of, storage_dtype, wide_dtype
 from ....layout import packing
 from ....layout.blocks import blocks_of_blocks
 from ....ops import reference
-from ....ops.lowering import HeldAs
+from ....ops.lowering import HELD, HeldAs
 from ....ops.row_errors import code_extent
 from ....ops.threads import share
 from ....params.effective import effective_offset, effective_scale, over_reciprocal
@@ -36,7 +34,6 @@ NO_FLOATS = np.zeros(1, np.float32)
 NO_BYTES = np.zeros(1, np.uint8)
 """Placeholders for arrays that a kernel does not use."""
 LEVEL_PAIR = 2
-HELD = {torch.float32: HeldAs.FLOAT32, torch.bfloat16: HeldAs.BFLOAT16, torch.float16: HeldAs.FLOAT16}
 """How numbers of levels are kept that are no bytes."""
 
 

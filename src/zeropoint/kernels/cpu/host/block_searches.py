@@ -1,7 +1,5 @@
 """The host side of llama.cpp's searches: tensors to arrays, threads over super-blocks."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from ....ops.ggml import block_types, super_blocks
 from ....ops.ggml.block_columns import SUPER
 from ....ops.ggml.searches import IMPORTANT
 from ....ops.reference import require_finite
-from ....ops.reference_backend import filled
+from ....ops.reference_backend import Codes, filled
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
@@ -50,7 +48,6 @@ _PLAIN = {
 _BLOCK = 32
 _NO_HALVES = np.zeros(1, np.uint16)
 Call = tuple[Callable[..., int], tuple[Any, ...]]
-Codes = tuple[torch.Tensor, Params]
 
 
 def search_refusal(request: Request) -> str | None:

@@ -27,7 +27,7 @@ from ....ops import lowering, reference
 from ....ops.chain_levels import Lowered, lowered_chain
 from ....ops.code_tables import code_order
 from ....ops.lowering import Offset
-from ....ops.reference_backend import filled
+from ....ops.reference_backend import Codes, filled
 from ....ops.registry import HeldKernel, Request
 from ....ops.threads import share
 from ....params import arithmetic, chains
@@ -50,7 +50,6 @@ from .rare_requests import codes_request, single_level
 from .statistics import Ends, block_extremes
 from .views import KINDS, View, view_of
 
-Codes = tuple[torch.Tensor, Params]
 _LOST = SmallScales(of_zeros=math.inf, least=0.0)
 """Blocks of zeros have infinite scales, which give the code of zero."""
 _WORK = 8

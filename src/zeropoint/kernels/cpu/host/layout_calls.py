@@ -1,7 +1,5 @@
 """Host side of layouts: rows of blocks, and lines of words."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Sequence
@@ -12,21 +10,23 @@ import torch
 
 from ....formats import DigitsFormat, Format
 from ....formats.codes import encode_codebook
-from ....layout import code_rows, packing
+from ....layout import code_rows
 from ....layout.bit_places import Bits, Digits, Field, Struct, field_size, whole
 from ....layout.word_lines import WORD, WordLines
 from ....ops.registry import Op, Request
 from ....ops.structs import grid_of
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ..layout_entries import move_bits, turn_words
 from ..machine.base3 import FEW, FIVE, FRACTIONS
-from ..machine.bit_moves import LEVELS, BitMove, BlockBytes
+from ..machine.bit_moves import LEVELS, BitMove, BlockBytes, move_rows
 from ..machine.intrinsics import LINE
 from ..machine.named_records import pack
-from ..machine.transposition import PANEL, ROWS
+from ..machine.team import over_rows
+from ..machine.transposition import PANEL, ROWS, turn_panels
 from . import memory
 from .arrays import NO_BYTES, flat_array
+
+_move_bits, _turn_words = over_rows(move_rows), over_rows(turn_panels)
 
 
 class JoinKernel:
@@ -64,7 +64,7 @@ def _run(request: Request, struct: Struct, parts: tuple[torch.Tensor, Params], l
     levels = [flat_array(level).view(np.uint8) for level in params]
     levels += [NO_BYTES] * (LEVELS - len(levels))
     args = flat_array(data), (*levels,), flat_array(lines), moves, sizes, tables
-    share(move_bits, args, math.prod(grid_of(struct, request.shape)), math.prod(request.shape))
+    share(_move_bits, args, math.prod(grid_of(struct, request.shape)), math.prod(request.shape))
 
 
 @functools.lru_cache(maxsize=64)
@@ -150,12 +150,6 @@ def _moves(part: Bits | Digits) -> Iterable[Sequence[int]]:
     return [(at, part.first + n * many, 0, 0, part.low, part.width, flip) for n, at in enumerate(starts)]
 
 
-def lines_refusal(request: Request) -> str | None:
-    """Reason why the kernel does not take these codes' rows, or None."""
-    partial = packing.packed_length(request.shape[-1], request.scheme.bits) % (WORD // 8)
-    return "rows that end within a word are known to the reference alone" if partial else None
-
-
 class LinesKernel:
     """Packed rows as lines of words, and back."""
 
@@ -174,7 +168,7 @@ class LinesKernel:
             rows, lines = stored, found
         sizes = np.array([count, width, per > 0, order.flip, self._back], np.uint64)
         args = _words(rows), _words(lines), _order(order.places), sizes
-        share(turn_words, args, -(-width // PANEL), rows.numel())
+        share(_turn_words, args, -(-width // PANEL), rows.numel())
         return found
 
 

@@ -3,8 +3,6 @@
 What no kernel takes is left to the reference, as ever.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any
@@ -16,7 +14,7 @@ from ....formats import ChoiceFormat, DigitsFormat
 from ....formats.codes import decode, decode_runs, encode_codebook
 from ....layout import code_rows, packing
 from ....ops import reference
-from ....ops.reference_backend import filled
+from ....ops.reference_backend import Codes, filled
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params import arithmetic
@@ -24,11 +22,11 @@ from ....params.arithmetic import Ranges
 from ....params.scale_tables import boundaries, tables_of
 from ....params.tensors import Params, require_parameters
 from ....schemes import Scheme
-from .. import lookup_entries as entries
-from ..decode.lookup_rows import OF_BLOCK, OF_DIGIT, OF_SIGN, SHARED, LookupRows
-from ..encode.table_rows import DigitRows, TableRows
+from ..decode.lookup_rows import OF_BLOCK, OF_DIGIT, OF_SIGN, SHARED, LookupRows, lookup_rows
+from ..encode.table_rows import DigitRows, TableRows, digit_rows, table_rows
 from ..machine import descriptor as k
 from ..machine.named_records import pack
+from ..machine.team import over_rows
 from ..machine.tile import TILE
 from ..machine.vector import STEP
 from . import memory
@@ -38,7 +36,8 @@ from .rare_requests import digits_of, has_five_digits
 from .statistics import Ends, block_extremes
 from .views import KINDS
 
-Codes = tuple[torch.Tensor, Params]
+_look_up = over_rows(lookup_rows)
+_encode_tables, _join_digits = over_rows(table_rows), over_rows(digit_rows)
 
 
 class LookupKernel:
@@ -81,7 +80,7 @@ class LookupKernel:
                 factors, _ = block_factors(asked.scheme, params, asked.shape, asked.own_dtype, dividing=False)
         source = flat_bytes(data.contiguous(), math.prod(self._bytes))
         args = source, self._sizes, tables, factors, flat_array(out)
-        share(entries.look_up, args, self._rows, out.numel())
+        share(_look_up, args, self._rows, out.numel())
         return out
 
     def hold(self, _: Params | None) -> str:
@@ -143,7 +142,7 @@ class _TableCodes:
         data = memory.empty(self._shape, torch.uint8) if data is None else data
         middles = flat_array(boundaries(_tables(self._request, params)))
         args = flat_array(x), self._sizes, middles, flat_bytes(data, math.prod(self._shape))
-        if share(entries.encode_tables, args, self._rows, x.numel()) != k.OK:
+        if share(_encode_tables, args, self._rows, x.numel()) != k.OK:
             reference.require_finite(x)
         return data
 
@@ -198,9 +197,7 @@ class DigitsKernel:
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         digits, params = self._single.run(x, None, extremes)
         data = memory.empty(self._shape, torch.uint8) if out is None else out[0]
-        share(
-            entries.join_digits, (flat_array(digits), self._sizes, flat_array(data)), self._rows, self._count
-        )
+        share(_join_digits, (flat_array(digits), self._sizes, flat_array(data)), self._rows, self._count)
         return (data, params) if out is None else filled(out, data, params)
 
     def hold(self, _: Params | None) -> str:

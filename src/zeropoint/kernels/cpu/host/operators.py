@@ -4,14 +4,12 @@ Both run the same compiled kernels with the same arguments. A run makes what it 
 held kernel has it in memory of its own, which no call allocates again.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
 from ....ops import reference, scale_search
 from ....ops.lowering_refusals import rule_refusal
-from ....ops.reference_backend import filled
+from ....ops.reference_backend import Codes, filled
 from ....ops.registry import HeldKernel, Request
 from ....ops.row_errors import RowErrors
 from ....ops.threads import share
@@ -35,8 +33,6 @@ from .calls import ChosenScales, ScaleMemory, flat_pass, given_call, levels_call
 from .factors import BlockScales, Factors, StoredScales, load_refusal
 from .statistics import Ends, TensorExtremes, coarse_scale
 from .views import stored_rule
-
-Codes = tuple[torch.Tensor, Params]
 
 
 class _Operator:

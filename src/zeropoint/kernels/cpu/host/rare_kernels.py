@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ....deferred_names import imported
 
 if TYPE_CHECKING:
+    from ....ops.structs import lines_refusal as lines_refusal
     from .block_searches import RoundedBlocksKernel as RoundedBlocksKernel
     from .block_searches import SearchKernel as SearchKernel
     from .block_searches import search_refusal as search_refusal
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from .layout_calls import JoinKernel as JoinKernel
     from .layout_calls import LinesKernel as LinesKernel
     from .layout_calls import SplitKernel as SplitKernel
-    from .layout_calls import lines_refusal as lines_refusal
     from .linear import LinearKernel as LinearKernel
     from .linear import ValueKernel as ValueKernel
     from .linear import codes_refusal as codes_refusal

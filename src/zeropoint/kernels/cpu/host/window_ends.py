@@ -1,7 +1,5 @@
 """Scale candidates of the search kernels, and schemes they lack."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -11,7 +11,7 @@ from ..machine.tile import TILE, load
 
 RUN = 64
 """Columns that threads do not share, so that each has whole cache lines."""
-_RUN, _TILE, ZERO = np.uint64(RUN), np.uint64(TILE), np.uint64(0)
+_RUN, _TILE = np.uint64(RUN), np.uint64(TILE)
 
 
 class RowsOfColumns(NamedTuple):
