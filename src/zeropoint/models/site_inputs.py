@@ -249,5 +249,5 @@ def kin_of(name: str) -> str:
 
 
 def numbers_of_kin(name: str) -> tuple[str, ...]:
-    """Return the numbers in a layer's name, which its kin do not share."""
+    """Return the numbers in a layer's name, which tell its kin apart."""
     return tuple(_NUMBER.findall(name))

@@ -21,7 +21,7 @@ from .solutions import WeightTask
 def sites_like(sites: Sequence[Site], names: Iterable[str]) -> list[Site]:
     """Return sites of layers that nothing reached, each as its kin's is.
 
-    An expert's gate and up read one input, as those of the others do.
+    An expert's gate and up read one input, as in the other experts.
     """
     known = {kin_of(name): (site, at) for site in sites for at, name in enumerate(site.readers)}
     found: dict[tuple[int, tuple[str, ...]], dict[int, str]] = {}
@@ -102,7 +102,7 @@ class StageInputs:
 
     @property
     def unreached(self) -> set[str]:
-        """Names of the readers of sites that nothing reached, and that have no kin to learn from."""
+        """Readers of unreached sites without kin to learn from."""
         empty = {name for name, each in self._alone.items() if not each.vectors}
         empty |= self._empty - self._pooled.keys()
         return {name for first in empty for name in self._site_of[first].readers}

@@ -265,8 +265,8 @@ def compared(
 ) -> RunResult:
     """Return ``result`` with a note on its outputs' distance from the original's.
 
-    result: what was written. source: what it was made of. batch: inputs that nothing was learned from; of token
-    ids alone the first `TOKENS` are run. limits: of memory.
+    result: what was written. source: what it was made of. batch: inputs that nothing was learned from; of
+    token ids alone the first `TOKENS` are run. limits: of memory.
     """
     of_tokens = batch.keys() == {IDS}
     batches = [{IDS: batch[IDS][:, :TOKENS]} if of_tokens else dict(batch)]

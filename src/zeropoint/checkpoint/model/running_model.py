@@ -336,7 +336,7 @@ class _Weights:
             return is_chain(self.root, batch, Steps(blocks=blocks, loaded=self.block))
 
     def outside(self, blocks: Names) -> AbstractContextManager[None]:
-        """Return a context with the weights outside of all ``blocks``, shared ones included."""
+        """Return a context with the weights outside of ``blocks``, shared ones included."""
         inside = tuple(f"{name}." for name in blocks)
         self._outside = {number for n, number in self._identity.items() if not n.startswith(inside)}
         held = {module for name in blocks for module in self.root.get_submodule(name).modules()}
@@ -384,7 +384,7 @@ class _Weights:
         fill(self._model, state, views, views.keys() & entries.keys(), self._read)
 
     def _computed(self, names: Iterable[str]) -> set[str]:
-        """Compute parameters that transformers does not save, such as sinusoids; return their names."""
+        """Compute parameters that transformers does not save; return their names."""
         unsaved = getattr(self._model, "_keys_to_ignore_on_save", None) or ()
         found = {name for name in names if any(re.search(pattern, name) for pattern in unsaved)}
         for name in found:
