@@ -49,9 +49,9 @@ from .powers import (
 from .windows import ONES, load_columns
 
 _PARTS, _NONE = np.uint64(16), np.uint64(0)
-_AMAX, _START, _TRIED, _BEST, _FACTORS, _UNITS = (np.uint64(n * 16) for n in range(6))
-"""Where floats of blocks lie: their largest magnitudes, scales, and units of near powers."""
-FLOATS_OF_BLOCKS = 96
+_AMAX, _START, _TRIED, _BEST, _FACTORS, _DIVISORS, _UNITS = (np.uint64(n * 16) for n in range(7))
+"""Where floats lie: magnitudes of blocks, scales, factors, divisors of decode_lanes, units of near powers."""
+FLOATS_OF_BLOCKS = 112
 _LIMIT, _ERROR, _SECOND, _FOUND, _EXACT = (np.uint64(n * 16) for n in range(5))
 """Where errors lie: of the start, the least, the least of all others, and of two that are compared."""
 _TAME, _SMALL = np.float32(2.0**60), np.float32(2.0**-60)
