@@ -5,6 +5,8 @@ and weights stored transposed. The rows are about transformers 5.23, and tests c
 that is installed. This module knows configurations and names; it opens no file and imports no model.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 from collections.abc import Iterator, Mapping

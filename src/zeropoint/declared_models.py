@@ -5,6 +5,8 @@ configurations declares; a text under any other key could name code to load, as 
 ``auto_map`` do. This module opens no file.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import inspect

@@ -4,6 +4,8 @@ This module owns the exception classes and how names, sizes, counts and options 
 knows nothing of tensors, formats or files.
 """
 
+from __future__ import annotations
+
 import contextlib
 import difflib
 import re

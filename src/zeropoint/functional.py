@@ -1,5 +1,7 @@
 """The public operators: from tensors to quantized tensors and back."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import replace

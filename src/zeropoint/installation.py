@@ -3,6 +3,8 @@
 Nothing here imports torch.
 """
 
+from __future__ import annotations
+
 import os
 import platform
 import shutil

@@ -5,6 +5,8 @@ of one in Rust, a panic that derives from none of these. A list of them would be
 version, so that here, and nowhere else, everything is caught.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import threading

@@ -5,6 +5,8 @@ drops floats that it joins. Which rows a layer has follows from the operations t
 numbers of rows in place of the weights.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping

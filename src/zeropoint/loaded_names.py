@@ -5,6 +5,8 @@ classes of models, so the model is made without memory, on the device "meta", wh
 Where transformers is not installed, or does not know the model, modules have the names of their files.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 import importlib.util

@@ -1,5 +1,7 @@
 """Names of methods and steps, for help texts without loading their modules."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 LOSSLESS, LOSSLESS_OR_NEAREST = "lossless", "lossless_or_nearest"

@@ -3,6 +3,8 @@
 Tests compare the names with docs/reference/contracts.md and docs/migration, and with what is there.
 """
 
+from __future__ import annotations
+
 _OWN = {
     "zeropoint": ("FakeQuantize", "QuantizationParams", "Scheme", "QuantizedTensor"),
     "zeropoint.params.burn": (

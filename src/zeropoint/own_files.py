@@ -5,6 +5,8 @@ zeropoint did not write is not replaced: each kind of file has a mark near its b
 are known. Nothing is written into the folder of a checkpoint that is read.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os

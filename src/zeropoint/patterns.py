@@ -9,6 +9,8 @@ Source: https://docs.python.org/3/library/re.html for the syntax; the cost is th
 name of n characters among k repeats, ``comb(n + k, k)``, times the branches of each group.
 """
 
+from __future__ import annotations
+
 import fnmatch
 import functools
 import math

@@ -3,6 +3,8 @@
 What works tells how far it is by a function (:data:`Progress`); what that does, the caller chooses.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import sys

@@ -3,6 +3,8 @@
 Every function about checkpoints returns one. Files of results are those of ``--json`` on the command line.
 """
 
+from __future__ import annotations
+
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence

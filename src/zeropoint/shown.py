@@ -3,6 +3,8 @@
 Reports know every type, and no type knows reports: they are imported when something is shown.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module, resources

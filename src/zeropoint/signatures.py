@@ -1,5 +1,7 @@
 """Type checks of calls against signatures, with one sentence per argument."""
 
+from __future__ import annotations
+
 import collections.abc
 import functools
 import inspect

@@ -4,6 +4,8 @@ Kernels take formats and schemes as numbers, so that few calls compile them all:
 operators and each dtype. What a call compiles stays on disk for all later processes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from functools import partial
 

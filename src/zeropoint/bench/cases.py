@@ -1,5 +1,7 @@
 """Benchmark cases: operators on schemes and dtypes, and their data."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 

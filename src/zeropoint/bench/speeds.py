@@ -1,5 +1,7 @@
 """Bandwidth of each kernel, next to a plain copy."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

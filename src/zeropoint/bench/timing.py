@@ -3,6 +3,8 @@
 Absolute times move with the neighbors; a ratio holds when both of its sides were measured in the same rounds.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 

@@ -3,6 +3,8 @@
 The command line parses words, and calls the same functions: an option means one thing from either side.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path

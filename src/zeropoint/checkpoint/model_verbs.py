@@ -1,5 +1,7 @@
 """Functions for the commands that run a model on data."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import torch

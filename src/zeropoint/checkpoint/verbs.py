@@ -1,5 +1,7 @@
 """Functions for the commands about checkpoints, with the same options."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from pathlib import Path

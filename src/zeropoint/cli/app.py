@@ -3,6 +3,8 @@
 Nothing here imports torch: the layers below come in with their first name (lazy.py).
 """
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Sequence

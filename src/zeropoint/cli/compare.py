@@ -1,5 +1,7 @@
 """The command ``zeropoint compare``."""
 
+from __future__ import annotations
+
 import enum
 import time
 from typing import Annotated

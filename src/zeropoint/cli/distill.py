@@ -1,5 +1,7 @@
 """The command ``zeropoint distill``."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Annotated
 

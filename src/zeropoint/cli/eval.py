@@ -1,5 +1,7 @@
 """The command ``zeropoint eval``."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The commands about this machine: ``bench``, ``demo``, ``doctor`` and ``warmup``."""
 
+from __future__ import annotations
+
 import time
 from pathlib import Path
 from typing import Annotated

@@ -7,6 +7,8 @@ process ends. Before and after, and while modules are imported, the process ends
 is nothing to take back, and an exception in the middle of an import prints pages.
 """
 
+from __future__ import annotations
+
 import contextlib
 import io
 import json

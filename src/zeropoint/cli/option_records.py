@@ -1,5 +1,7 @@
 """Records of options: one parameter, an option for each field."""
 
+from __future__ import annotations
+
 import enum
 import functools
 import inspect

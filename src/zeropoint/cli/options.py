@@ -1,5 +1,7 @@
 """Options of several commands, in records by their help groups."""
 
+from __future__ import annotations
+
 import enum
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The command ``zeropoint search``."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

@@ -22,6 +22,8 @@ Source: amd-quark 0.13 (torch/export; torch/utils/pack.py), which rounds as the 
 and has no -0 in fp4. This module opens no file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -16,6 +16,8 @@ Source: AutoAWQ 0.2.9 (awq/modules/linear/gemm.py, from_linear; awq/utils/packin
 no file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,5 +1,7 @@
 """The quant_state of a bitsandbytes weight: JSON in a tensor."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping

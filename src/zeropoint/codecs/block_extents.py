@@ -1,5 +1,7 @@
 """Blocks of a matrix under a scheme, as layouts spell them."""
 
+from __future__ import annotations
+
 import functools
 from dataclasses import replace
 

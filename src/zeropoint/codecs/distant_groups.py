@@ -5,6 +5,8 @@ of groups i, i + L and so on; groups past the last are zeros. Words are bytes, o
 highest bits are 0. A weight is read and written whole.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch

@@ -4,6 +4,8 @@ A piece has some rows of the whole tensor, in its own order: one expert, or quer
 are cut where a file is written, and joined where it is read.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -8,6 +8,8 @@ vllm_runs.json holds runs of vLLM on a CPU. Each row is a model in a scheme and 
 why. `python benchmarks/vllm_runs.py FIGURES.json --record` writes the table.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence

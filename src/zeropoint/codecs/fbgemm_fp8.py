@@ -14,6 +14,8 @@ Source: transformers 5.23 (integrations/fbgemm_fp8.py) and vLLM (quantization/fb
 opens no file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

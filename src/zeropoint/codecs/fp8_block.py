@@ -30,6 +30,8 @@ compressed-tensors 0.20 (entrypoints/convert/converters/fp8block_dequantizer.py)
 ``amax / 448``, or that rounded up to a power of two in F8_E8M0.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

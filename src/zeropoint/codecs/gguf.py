@@ -33,6 +33,8 @@ tensors of others keep the names of the checkpoint, which gguf-py and zeropoint 
 Source: ggml-org/llama.cpp, ggml/src/ggml-common.h and gguf-py/gguf/quants.py. This module opens no file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

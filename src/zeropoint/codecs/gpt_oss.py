@@ -14,6 +14,8 @@ Source: transformers 5.23 (integrations/mxfp4.py, convert_moe_packed_tensors) an
 triton_kernels (numerics_details/mxfp.py, downcast_to_mxfp_torch). This module opens no file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,5 +1,7 @@
 """``quantization_config`` of GPTQ: the scheme of each module, by rules."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -27,6 +27,8 @@ core/utils.py, encode_safetensor_type). HQQLinear computes values in its own dty
 This module opens no file.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 import struct

@@ -4,6 +4,8 @@ Codecs know their own; this table is about formats that are recognized, so that 
 not read.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

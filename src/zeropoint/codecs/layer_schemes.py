@@ -1,5 +1,7 @@
 """Layer schemes of a codec from texts and recipes."""
 
+from __future__ import annotations
+
 import functools
 
 from ..errors import FormatError, UnsupportedError, near_misses

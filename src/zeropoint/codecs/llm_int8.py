@@ -16,6 +16,8 @@ Source: bitsandbytes 0.50.2 (nn/modules.py, Linear8bitLt; backends/default/ops.p
 transformers 5.23 (quantizers/quantizer_bnb_8bit.py). This module opens no file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -24,6 +24,8 @@ is quantized where it has scales. MLX computes values in the dtype of the scales
 Source: MLX 0.32.4 (mx.quantize and its documentation), mlx-lm 0.32.2 (utils.py). This module opens no file.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

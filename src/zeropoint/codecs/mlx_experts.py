@@ -11,6 +11,8 @@ Source: mlx-lm 0.32.2 (models/switch_layers.py, and ``sanitize`` of models/mixtr
 module opens no file.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

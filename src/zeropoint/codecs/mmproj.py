@@ -5,6 +5,8 @@ the vision encoder and the layers between it and the text model alone; see llama
 text model is written by ``--format gguf``. This module opens no file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -35,6 +35,8 @@ torch/quantization/qtensor) and vLLM, model_executor/layers/quantization/modelop
 file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -1,5 +1,7 @@
 """Configuration of ModelOpt: the algorithm of each layer, and its schemes."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -3,6 +3,8 @@
 A codec's class writes its name, and a container other than safetensors, as lines of its own.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from pathlib import Path

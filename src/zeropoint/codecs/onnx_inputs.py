@@ -6,6 +6,8 @@
 This module opens no file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import torch

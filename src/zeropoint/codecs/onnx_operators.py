@@ -5,6 +5,8 @@ right, and where onnxruntime is installed, the model before and after is run on 
 which must give the same outputs.
 """
 
+from __future__ import annotations
+
 import math
 import zlib
 from collections.abc import Iterator, Mapping

@@ -4,6 +4,8 @@ What a weight becomes is its codec's business; this module knows where tensors a
 metadata of the model stay as they are, unless a newer set of operators is needed (onnx_operators.py).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

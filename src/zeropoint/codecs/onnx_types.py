@@ -1,5 +1,7 @@
 """ONNX types of codes by format, and formats by type."""
 
+from __future__ import annotations
+
 from ..formats import Format
 from ..formats.catalog import CATALOG
 from ..formats.torch_dtypes import dtype_of

@@ -26,6 +26,8 @@ models/transformers_models.py). Quanto computes values in D; here they are in fl
 file.
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

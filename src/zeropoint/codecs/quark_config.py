@@ -3,6 +3,8 @@
 This module knows words of the configuration, and no tensor.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any

@@ -3,6 +3,8 @@
 All code that writes or reads quantized checkpoints looks them up here.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module

@@ -5,6 +5,8 @@ TensorSubclassAttributeJSONEncoder and config_to_dict of torchao 0.18 write them
 follows from the scheme alone. This module opens no file.
 """
 
+from __future__ import annotations
+
 import json
 
 from ..schemes import ZeroPoint

@@ -17,6 +17,8 @@ Source: torchao 0.18 (quantization/quantize_/workflows/int4/int4_tensor.py; prot
 nvfp4_tensor.py, and utils.py, to_blocked). This module opens no file.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -9,6 +9,8 @@ Scales and zero points are of groups.
 This module has what the layouts share, which are codecs of their own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import torch

@@ -3,6 +3,8 @@
 This module knows no layout.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 

@@ -5,6 +5,8 @@ model chooses the sentence that it finds likelier. Tagged text is in the Brown c
 ``word/tag``, a sentence a line.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,6 +4,8 @@ One pass of the unchanged model is kept, block by block; a question runs the blo
 on.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

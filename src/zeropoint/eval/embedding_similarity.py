@@ -4,6 +4,8 @@ cosine(a, b) = a . b / (|a| |b|) for the two embeddings of each sentence; the ra
 similarities; and how many of the ten nearest sentences of each are the same.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 from .estimates import Estimate, Floats, mean_of, percentile_of

@@ -1,5 +1,7 @@
 """Means with standard errors, of token values and paired differences."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

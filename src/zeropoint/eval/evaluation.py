@@ -4,6 +4,8 @@ Every readable layout counts as a model, and runs on its decoded weights, in flo
 given. The noise floor is the reference itself in bfloat16: a difference below it says nothing.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

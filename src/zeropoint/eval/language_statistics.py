@@ -5,6 +5,8 @@ sums are in float64 over all of the vocabulary, where llama.cpp stores the refer
 leaves out tokens whose probability is below e^-16; and shares are shares here, where it prints percent.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping
 

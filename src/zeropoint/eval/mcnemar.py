@@ -1,5 +1,7 @@
 """McNemar's exact test of equal accuracy of two models."""
 
+from __future__ import annotations
+
 import math
 from fractions import Fraction
 

@@ -8,6 +8,8 @@ tokens, those after the first n // 2 + 1 are scored, each given all before it in
 Source: ggml-org/llama.cpp, tools/perplexity/perplexity.cpp, function perplexity.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 

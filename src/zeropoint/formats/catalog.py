@@ -3,6 +3,8 @@
 This is the only place in the library where a numeric fact of a format is written down.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,7 @@
 """Two grids of one width, selected by the sign of the scale."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property

@@ -1,5 +1,7 @@
 """Tables of numbers: each code has a value of its own."""
 
+from __future__ import annotations
+
 import bisect
 import math
 import struct

@@ -5,6 +5,8 @@ arithmetic is done in float64, where every step on float32 (and narrower) input 
 requested rounding.
 """
 
+from __future__ import annotations
+
 import functools
 
 import torch

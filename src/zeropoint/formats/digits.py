@@ -3,6 +3,8 @@
 One of three values is 1.58 bits, and two bits have room for four; five digits of base 3 fit a byte.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property

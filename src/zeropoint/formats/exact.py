@@ -4,6 +4,8 @@ Everything fast in this library is tested against these functions. They handle o
 formats and rounding, nothing of tensors.
 """
 
+from __future__ import annotations
+
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode, Special
 from .spec import Format

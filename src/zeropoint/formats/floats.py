@@ -1,5 +1,7 @@
 """Binary floating point up to float64, with any exponent width."""
 
+from __future__ import annotations
+
 import enum
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,5 +1,7 @@
 """Integers, two's complement or unsigned, optionally with a binary point."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar

@@ -1,5 +1,7 @@
 """Rounding modes, and the results of overflow."""
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Callable
 from fractions import Fraction

@@ -6,6 +6,8 @@ map and what follows from them: :mod:`.integers`, :mod:`.floats`, :mod:`.codeboo
 tensors, which :mod:`.codes` turns into codes and back; :mod:`.catalog` lists the named formats.
 """
 
+from __future__ import annotations
+
 import itertools
 from abc import abstractmethod
 from fractions import Fraction

@@ -1,5 +1,7 @@
 """Codes that point into a table which each block has for itself."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar

@@ -1,5 +1,7 @@
 """Formats and torch dtypes: mapping, and storage of codes and scales."""
 
+from __future__ import annotations
+
 import torch
 
 from ..errors import DtypeError

@@ -1,5 +1,7 @@
 """Tables of vectors: a code represents several neighboring values, a row."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from fractions import Fraction

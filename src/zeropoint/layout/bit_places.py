@@ -6,6 +6,8 @@ A field, the codes of the elements of a block or the numbers of one level of sca
 reading reverses writing: both follow the :class:`Move` list of a field.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 

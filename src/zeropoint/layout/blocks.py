@@ -3,6 +3,8 @@
 Plain torch, any device. This module knows granularities and nothing of what the values mean.
 """
 
+from __future__ import annotations
+
 import math
 from fractions import Fraction
 from typing import Any

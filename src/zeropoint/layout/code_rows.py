@@ -4,6 +4,8 @@ Rows along the last axis are cut into blocks, and blocks into runs of as many va
 last run of a block may be short, so that no code reaches into the next block.
 """
 
+from __future__ import annotations
+
 import functools
 
 import torch

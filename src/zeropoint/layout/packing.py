@@ -5,6 +5,8 @@ position ``i`` of its row occupies bits ``i * b`` to ``i * b + b - 1`` of the ro
 the stream is bit ``k % 8`` of byte ``k // 8``. For 4 bits, the low nibble comes first.
 """
 
+from __future__ import annotations
+
 import torch
 
 from ..errors import FormatError, ShapeError

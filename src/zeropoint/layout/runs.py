@@ -1,5 +1,7 @@
 """Blocks as contiguous runs in memory, for kernels that stream."""
 
+from __future__ import annotations
+
 import math
 from functools import lru_cache
 from typing import NamedTuple

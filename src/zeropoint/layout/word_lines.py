@@ -9,6 +9,8 @@ words hold one code of each of several rows, and a line has all codes of a colum
 Plain torch, any device; this module knows no file.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch

@@ -14,6 +14,8 @@ no byte.
 Source: Nagel et al., AdaRound, arXiv:2004.10568, equations 21 to 24.
 """
 
+from __future__ import annotations
+
 import torch
 
 from ..ops.feedback import Grid, gram, output_errors

@@ -7,6 +7,8 @@ for some r between 0 and 1; the one of least output error is taken, see :mod:`.r
 Source: Lin et al., AWQ, arXiv:2306.00978; the second form is from its later releases.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar

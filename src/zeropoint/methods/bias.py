@@ -9,6 +9,8 @@ as behind a norm without a bias, leave nothing to correct.
 Source: Data-free quantization (Nagel et al., arXiv:1906.04721), section 4.2; here with means of both streams.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar

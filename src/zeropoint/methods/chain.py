@@ -4,6 +4,8 @@ Spelled ``STEP+...+METHOD``, such as ``awq+mse_weighted``, ``shift+gptq`` or ``r
 ``gptq+bias`` with a correction. Each step says where in a chain it stands, and why.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

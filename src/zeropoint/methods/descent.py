@@ -9,6 +9,8 @@ one changes nothing.
 Source: coordinate descent on the least squares problem of GPTQ, as in QuantEase, arXiv:2309.01885.
 """
 
+from __future__ import annotations
+
 import torch
 
 from ..ops.feedback import Grid, descend

@@ -9,6 +9,8 @@ Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bia
 arXiv:1906.04721.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar

@@ -6,6 +6,8 @@ Columns run in descending order of the diagonal, ties by their number. An input 
 mean of the diagonal: nothing is fed into its column, whose weights are rounded as they are.
 """
 
+from __future__ import annotations
+
 import threading
 from dataclasses import dataclass
 from typing import Any

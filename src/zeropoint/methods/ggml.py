@@ -9,6 +9,8 @@ the mean square of inputs, llama.cpp's importance matrix (imatrix). Float64 is r
 Source: ggml-org/llama.cpp, ggml/src/ggml-quants.c; see :mod:`zeropoint.ops.ggml`.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -13,6 +13,8 @@ Source: Frantar et al., GPTQ, arXiv:2210.17323; Chee et al., QuIP, arXiv:2307.13
 that the two agree).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

@@ -15,6 +15,8 @@ Source: Chee et al., QuIP, arXiv:2307.13304 (incoherence), and QuIP#, arXiv:2402
 Malinovskii et al., HIGGS, arXiv:2411.17525 (without data). Blocks as in MR-GPTQ, arXiv:2509.23202.
 """
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -20,6 +20,8 @@ of the size of weights, whose errors are small, have no outliers for its beta; h
 of the scale. Each block keeps its best, and does not depend on others.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

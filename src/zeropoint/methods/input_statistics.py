@@ -1,5 +1,7 @@
 """Input statistics of a layer for a method, checked against its weight."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -13,6 +13,8 @@ A scheme whose blocks have tables of their own, such as ``table4:channel:scale=f
 table is the k-means of its block, which method ``mse`` finds, too (:mod:`zeropoint.ops.block_tables`).
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

@@ -17,6 +17,8 @@ of the result follow from the weight's parameters:
 and codes follow from the values under them. The result is decoded and compared in every case.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -4,6 +4,8 @@ Where the parameters of the result follow from the weight's (:mod:`zeropoint.met
 are taken even if some values change, but for blocks in which rounding to nearest changes them less.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

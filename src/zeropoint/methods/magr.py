@@ -11,6 +11,8 @@ such vectors.
 Source: Zhang et al., MagR, arXiv:2406.00800, algorithm 1, with a strength that is chosen.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar

@@ -9,6 +9,8 @@ round-to-nearest gives; blocks of a coarser level are searched before finer ones
 ``nearest``. Offsets, and a scale of the whole tensor above others, stay as they are: rows are independent.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

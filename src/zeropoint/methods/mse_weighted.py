@@ -7,6 +7,8 @@ The squared error of a layer's output is ``e^T H e`` for each row, with the Gram
 the errors e of the row's weights; this uses the diagonal of H alone, and the search of ``mse``.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar

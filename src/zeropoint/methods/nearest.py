@@ -1,5 +1,7 @@
 """Round to nearest, under parameters from the range of each block."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,5 +1,7 @@
 """Quantize one tensor by any method: what ``zp.quantize`` is."""
 
+from __future__ import annotations
+
 import torch
 
 from .. import functional

@@ -9,6 +9,8 @@ Other channels, which ``smooth`` rescales as well, keep the range that they have
 Source: Wei et al., Outlier Suppression+, arXiv:2304.09145, its scaling; the shift is what ``bias`` mends.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar

@@ -11,6 +11,8 @@ the target is theirs and not the weight, whose error has no bound.
 Source: QuIP, arXiv:2307.13304, section 3; the bound of Babai's nearest plane, arXiv:2507.18553.
 """
 
+from __future__ import annotations
+
 import hashlib
 
 import torch

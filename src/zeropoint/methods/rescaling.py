@@ -11,6 +11,8 @@ Numbers of ``s`` are eighths of powers of two, ``2^(k / 8)``, so that no roundin
 and steps that follow each other are exact, and lie within `LARGEST` around their geometric mean.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

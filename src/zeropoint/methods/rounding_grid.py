@@ -1,5 +1,7 @@
 """Rounding grid of a weight: representable values and scales, by column."""
 
+from __future__ import annotations
+
 import functools
 
 import torch

@@ -1,5 +1,7 @@
 """Compares schemes on one tensor."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

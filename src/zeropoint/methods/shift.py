@@ -12,6 +12,8 @@ GPTAQ (arXiv:2504.02692), QEP (arXiv:2504.09629) and Qronos (arXiv:2505.11695) m
 strengths of 0.25, 0.5 and 1.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar

@@ -17,6 +17,8 @@ start as the nearest ones, and ends of ranges move, too.
 Source: Cheng et al., SignRound, arXiv:2309.05516; Kingma and Ba, Adam, arXiv:1412.6980.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -8,6 +8,8 @@ error is taken, see :mod:`.rescaling`.
 Source: Xiao et al., SmoothQuant, arXiv:2211.10438, with one strength for all layers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar

@@ -11,6 +11,8 @@ Source: Guo et al., SQuant, arXiv:2202.07471, whose kernels are the blocks of a 
 blocks are left as the blocks give them.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

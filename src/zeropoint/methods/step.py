@@ -4,6 +4,8 @@ To add one, write a module in this package that defines ``STEP``; its name is th
 spelled with the names of its steps, of the method that rounds, and of corrections: ``shift+gptq+bias``.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -9,6 +9,8 @@ several channels; and a router, a gate or an expert that reads the same channels
 Numbers are powers of two, which change no bit of a sum.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -3,6 +3,8 @@
 torch's own module multiplies with its weights itself, in one function: there is no layer to replace.
 """
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

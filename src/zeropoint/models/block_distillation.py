@@ -11,6 +11,8 @@ Source: block-wise training as in BRECQ, arXiv:2102.05426; that scales alone are
 arXiv:2407.11062, section 3.3.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -3,6 +3,8 @@
 :mod:`zeropoint.methods.signround` has the mathematics; :mod:`.block_training` takes the steps.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -5,6 +5,8 @@ The trained parameters and their moves are defined elsewhere (:mod:`.block_round
 so that how many run at once changes no byte.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 The ranges are of static inputs and outputs, and the statistics of inputs that methods need for weights.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized

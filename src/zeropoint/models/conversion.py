@@ -1,5 +1,7 @@
 """Results of model conversion: one printable record per layer."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import re

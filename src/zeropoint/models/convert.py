@@ -1,5 +1,7 @@
 """Conversion of prepared models to packed weights, with a report."""
 
+from __future__ import annotations
+
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,6 +4,8 @@ Weights are dequantized, under the names and in the shapes that they had. Quanti
 removed: the products use the same weights, and inputs that are not rounded.
 """
 
+from __future__ import annotations
+
 import copy
 import importlib
 from collections.abc import Collection

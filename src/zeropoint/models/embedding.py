@@ -1,5 +1,7 @@
 """QuantizedEmbedding and QuantizedEmbeddingBag: tables of packed rows."""
 
+from __future__ import annotations
+
 import torch
 from torch import nn
 

@@ -5,6 +5,8 @@ of three axes and multiplies with parts of these itself. The function of such a 
 that all of them have, documented at ``use_experts_implementation`` in its ``integrations/moe.py``.
 """
 
+from __future__ import annotations
+
 import inspect
 from typing import Any
 

@@ -7,6 +7,8 @@ g and beta are the weight and bias of the normalization, mean and var its runnin
 channel of the output, a row of the weight's matrix. The arithmetic follows ``torch.nn.utils.fusion``.
 """
 
+from __future__ import annotations
+
 import copy
 import itertools
 from collections import Counter

@@ -1,5 +1,7 @@
 """Modules for torch functions of several tensors, for recipe rules."""
 
+from __future__ import annotations
+
 import torch
 from torch import nn
 

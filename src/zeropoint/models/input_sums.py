@@ -1,5 +1,7 @@
 """Sums over inputs of linear layers, shared by their readers."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

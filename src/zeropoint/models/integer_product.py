@@ -6,6 +6,8 @@ bits where a machine has nothing better, and two products of 255 by 127 do not f
 operands at the ends of their range and in shapes that leave remainders, and compared with int64.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 

@@ -4,6 +4,8 @@
 pass their quantizers.
 """
 
+from __future__ import annotations
+
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -5,6 +5,8 @@ each, so that a scheme means the same for every layer: ``channel`` is one scale 
 ``g128`` one for 128 numbers that are multiplied into the same output.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

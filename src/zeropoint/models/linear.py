@@ -3,6 +3,8 @@
 :mod:`zeropoint.models.linear_paths` chooses how it computes.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import nn
 

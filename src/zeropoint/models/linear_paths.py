@@ -4,6 +4,8 @@ All give the same result but for rounding in float32: integer paths have the sam
 schemes and numbers of tokens; the registry knows which kernels there are for a device.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol

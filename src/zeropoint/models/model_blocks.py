@@ -1,5 +1,7 @@
 """Blocks of a model, which run one after the other."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar

@@ -1,5 +1,7 @@
 """Matrix products with rounded factors, where models run on data."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

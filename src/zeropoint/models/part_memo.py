@@ -1,5 +1,7 @@
 """Memo of outputs of block parts whose weights are solved."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

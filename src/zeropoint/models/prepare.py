@@ -1,5 +1,7 @@
 """Layers wrapped by a recipe, so that training computes the deployed model."""
 
+from __future__ import annotations
+
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

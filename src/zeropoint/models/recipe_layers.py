@@ -1,5 +1,7 @@
 """Layers of a model that a recipe concerns, and its decisions."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from dataclasses import replace

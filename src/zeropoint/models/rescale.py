@@ -4,6 +4,8 @@ The block computes what it did before, but for rounding. A parameter may be on t
 the near side of another, as values of attention are, so that both vectors are kept for each.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext

@@ -3,6 +3,8 @@
 transformers would write packed codes under names that it does not know, and load random weights from them.
 """
 
+from __future__ import annotations
+
 from torch import nn
 
 from ..errors import UnsupportedError

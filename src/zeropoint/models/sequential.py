@@ -6,6 +6,8 @@ else it computes on the way are computed as ever. The previous block returns its
 return NaN, which shows where a model is no chain. The run ends as soon as the block has.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,5 +1,7 @@
 """Linear layers on shared memory, and with memory of their own."""
 
+from __future__ import annotations
+
 import torch
 from torch import nn
 

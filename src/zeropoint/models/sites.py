@@ -6,6 +6,8 @@ of a site is the number of layers of interest that its input has passed, on the 
 depend on layers of earlier stages alone.
 """
 
+from __future__ import annotations
+
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping

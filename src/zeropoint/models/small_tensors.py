@@ -3,6 +3,8 @@
 A tensor that several layers read is measured once; a small one is copied, and waits for others.
 """
 
+from __future__ import annotations
+
 import weakref
 
 import torch

@@ -1,5 +1,7 @@
 """Weights to solve, and where the results are kept."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol

@@ -1,5 +1,7 @@
 """Sequential quantization of a model in memory, for :func:`quantize_model`."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

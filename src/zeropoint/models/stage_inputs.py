@@ -5,6 +5,8 @@ vectors, the vectors are kept: their sums are made afterwards, each expert's whe
 holds the Gram matrices of as many experts as are solved at the same time.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 

@@ -4,6 +4,8 @@ The ``state_dict`` of a prepared model thus holds the float model's entries and 
 model can load the trained weights from it. Loading accepts the names of either.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -5,6 +5,8 @@ there is no layer to replace. In an unfused model they are replaced by modules t
 are one; afterwards the fused modules are put back unless one of these layers was replaced.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -22,6 +22,8 @@ exact and no order of adding changes a digit. Sums with weights are added pairwi
 (:func:`zeropoint.layout.blocks.pairwise_sums`), each term ``(q w) q`` or ``q (w x)``.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch

@@ -1,5 +1,7 @@
 """How errors of blocks are measured while their scales are searched."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 

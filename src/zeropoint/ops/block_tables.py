@@ -7,6 +7,8 @@
 Blocks are rows here (:func:`zeropoint.layout.blocks.block_rows`), of a part of the tensor at a time.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from types import EllipsisType

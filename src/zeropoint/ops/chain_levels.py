@@ -6,6 +6,8 @@ ladder: its values in order, and for each the largest float32 that is rounded to
 the reference's own rounding.
 """
 
+from __future__ import annotations
+
 import functools
 from typing import NamedTuple
 

@@ -1,5 +1,7 @@
 """Tables of codes that kernels read."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Compute devices, CPU or CUDA GPU, and their matrix product precision."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -8,6 +8,8 @@ The feedback of LDLQ (QuIP, arXiv:2307.13304), equal to GPTQ (arXiv:2210.17323) 
 have one order, so that results are the same bytes on every processor and for any number of threads.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from types import ModuleType
 

@@ -1,5 +1,7 @@
 """Records of error feedback: rounding grid and matrix factors."""
 
+from __future__ import annotations
+
 import functools
 import math
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Dense products of error feedback in plain torch, in defined order."""
 
+from __future__ import annotations
+
 import torch
 
 from .feedback_grid import Grid, TriangularFactors, float32_exponent

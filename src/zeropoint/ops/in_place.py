@@ -4,6 +4,8 @@ Plain torch, any device. Each step equals the step of :mod:`.reference`, in the 
 to memory that exists. Other requests run on the reference, in temporary tensors.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 

@@ -19,6 +19,8 @@ most a thousandth more error than under the best real scales; int8, whose error 
 ``||x||^2``, has a twentieth in groups of 128 and a fifth in groups of 16.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from typing import NamedTuple

@@ -6,6 +6,8 @@ a: codes of the input less their zero points; w: codes of the weight; t, s: thei
 are exact, and what is left is rounding in float32.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 

@@ -5,6 +5,8 @@ type that a compiled kernel holds it in: backends derive their records from thes
 needs and a kernel lacks is the backend's to refuse.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from enum import IntEnum

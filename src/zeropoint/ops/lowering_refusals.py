@@ -3,6 +3,8 @@
 Refusals are sentences for :func:`zeropoint.explain`; refused schemes run on the reference.
 """
 
+from __future__ import annotations
+
 import functools
 
 import torch

@@ -1,5 +1,7 @@
 """The reference backend: plain torch for every request on every device."""
 
+from __future__ import annotations
+
 import torch
 
 from ..layout import word_lines

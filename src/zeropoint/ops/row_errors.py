@@ -4,6 +4,8 @@ Rows' sums are meant to be added exactly (math.fsum), so that neither tiles nor 
 total.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

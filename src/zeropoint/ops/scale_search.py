@@ -13,6 +13,8 @@ tile, thread count and backend finds the same scales. Of equal errors the start 
 are: rows are independent.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

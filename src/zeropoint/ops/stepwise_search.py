@@ -4,6 +4,8 @@ Zero points of whole codes are fitted with their scales (:mod:`.affine_fits`). C
 offsets, and other powers of errors are searched in steps. Each block keeps the best of all trials.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
 import torch

@@ -13,6 +13,8 @@ The two together are fake quantization, with LSQ's gradient of the scale. Number
 for bit; only plain torch is differentiated.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

@@ -1,5 +1,7 @@
 """Codes and parameters packed into block structs, and back: plain torch."""
 
+from __future__ import annotations
+
 import math
 
 import torch

@@ -8,6 +8,8 @@ Elsewhere there is no team, nor on processors other than x86-64, whose mode of c
 kernel would have to set in another way.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import os

@@ -17,6 +17,8 @@ s_k to its format; it is a hundredth of that on most data. Under weights of the 
 weighted squares, for integers too, which then take these steps.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 

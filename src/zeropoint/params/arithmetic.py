@@ -8,6 +8,8 @@ This module owns the order of the operations and where each is rounded. Kernels 
 compared with it bit for bit.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from dataclasses import dataclass

@@ -17,6 +17,8 @@ point. For a scale that is a power of two, n is the largest magnitude over the d
 be larger than S.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

@@ -5,6 +5,8 @@
 Where the dialect keeps the coarsest scale as its reciprocal, the level above it is divided by it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

@@ -8,6 +8,8 @@ and the roundings of boundaries and results. Tables of the scheme's own rule hol
 (:mod:`.scale_tables`); tables of a method may clip.
 """
 
+from __future__ import annotations
+
 import math
 
 import torch

@@ -4,6 +4,8 @@ This module knows which block a number belongs to and in which dtype it is kept.
 allowed is a question for ``validate``.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import replace

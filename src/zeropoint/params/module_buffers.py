@@ -4,6 +4,8 @@ A cast of a model (``half()``, ``to(torch.bfloat16)``) is about its activations;
 would be another number.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

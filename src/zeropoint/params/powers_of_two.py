@@ -3,6 +3,8 @@
 Exponents come from the bits of a magnitude, never from a float log2.
 """
 
+from __future__ import annotations
+
 import functools
 
 import torch

@@ -31,6 +31,8 @@ For NVFP4 (e2m1 under e4m3, n = 16) B is 3.5 and A 7.9: at most three codes belo
 seven above it, as ScaleSweep found; for MXFP4 one or two powers of two of three remain for each block.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from dataclasses import dataclass

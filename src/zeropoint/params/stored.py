@@ -1,5 +1,7 @@
 """Numbers in their stored format: rounding, storing, loading."""
 
+from __future__ import annotations
+
 import math
 
 import torch

@@ -4,6 +4,8 @@ Operators and kernels take the parameters of a tensor as one list: the levels in
 :attr:`Scheme.levels`, then the zero point where there is one. A new kind of tensor is another line here.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 import operator

@@ -1,5 +1,7 @@
 """What compilers take as a constant instead of tracing through it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -3,6 +3,8 @@
 zero_point = round(qmin - low / scale),    or another formula of :class:`.ZeroPointFormula`
 """
 
+from __future__ import annotations
+
 import torch
 
 from ..errors import RangeError

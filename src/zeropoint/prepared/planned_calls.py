@@ -9,6 +9,8 @@ of the plan. Two gradients stand alone, under given parameters:
 ``v`` is the number that a code represents, before zero point and scale: for integers the code itself.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol

@@ -5,6 +5,8 @@ bits where the rest gets 4. Experts are most of a model with experts, and all of
 them, so that shared experts count as attention does. An encoder of some hundred megabytes gets 8 bits.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from types import MappingProxyType
 

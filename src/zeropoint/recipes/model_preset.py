@@ -1,5 +1,7 @@
 """Assignment of a preset or single scheme to a linear layer."""
 
+from __future__ import annotations
+
 from ..errors import RecipeError, ZeropointError, near_misses
 from ..schemes import PRESETS, Scheme
 from ..schemes.text import overridden

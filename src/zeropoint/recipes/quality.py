@@ -4,6 +4,8 @@ A quality is given where a method is given for all weights, and picks a method f
 knows no data and no model: what a method needs is asked for where it is run.
 """
 
+from __future__ import annotations
+
 import enum
 from dataclasses import dataclass
 

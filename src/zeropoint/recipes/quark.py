@@ -6,6 +6,8 @@ to even whatever ``round_method`` says), which is not imitated here. Nothing of 
 key is read, or it is refused by name.
 """
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

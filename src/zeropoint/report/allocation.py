@@ -1,5 +1,7 @@
 """Tables of a search: what each layer got, and what that costs."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 

@@ -1,5 +1,7 @@
 """SVG charts of a page, in its colors; marks' titles have numbers."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Pages of formats and presets, derived from the catalog."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any

@@ -1,5 +1,7 @@
 """Reports of ``zeropoint doctor`` and ``bench``: machine and kernel speeds."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

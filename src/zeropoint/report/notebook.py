@@ -4,6 +4,8 @@ The first nodes are the text that ``repr`` has; what is folded below it adds to 
 the surrounding page's, which may be white or black.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Iterable, Iterator

@@ -1,5 +1,7 @@
 """Tables of plans: actions, outputs, sizes, engines, and devices."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType

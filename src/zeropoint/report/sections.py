@@ -1,5 +1,7 @@
 """Parts of a report about a checkpoint, as nodes."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

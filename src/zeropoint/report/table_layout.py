@@ -1,5 +1,7 @@
 """Shapes of all tables: frameless columns, readable at 80 columns."""
 
+from __future__ import annotations
+
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence

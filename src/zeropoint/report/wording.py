@@ -1,5 +1,7 @@
 """Spelling of numbers and names in tables. This module knows no tensors."""
 
+from __future__ import annotations
+
 import math
 import re
 from fractions import Fraction

@@ -3,6 +3,8 @@
 A scheme names one dialect; operators read its fields and never its name.
 """
 
+from __future__ import annotations
+
 import enum
 from dataclasses import dataclass, replace
 from types import MappingProxyType

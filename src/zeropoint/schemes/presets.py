@@ -4,6 +4,8 @@ A name gives the same codes and scales everywhere: in ``zp.quantize``, ``quantiz
 ``zeropoint quantize --to``. Names from serving engines follow their arithmetic, dialect compressed-tensors.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from types import MappingProxyType
 

@@ -11,6 +11,8 @@ and their names; :mod:`zeropoint.params` computes them, and :mod:`zeropoint.ops.
 rules that compare errors.
 """
 
+from __future__ import annotations
+
 import enum
 import math
 import re

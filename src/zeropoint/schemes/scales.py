@@ -1,5 +1,7 @@
 """One level of scales or offsets: its blocks, format and rule."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

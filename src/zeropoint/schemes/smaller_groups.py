@@ -1,5 +1,7 @@
 """Smaller groups for inputs that a scheme's group does not divide."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar

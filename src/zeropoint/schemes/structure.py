@@ -1,5 +1,7 @@
 """Storage structure of a scheme, without the rules that choose its numbers."""
 
+from __future__ import annotations
+
 import torch
 
 from ..formats.torch_dtypes import format_of

@@ -30,6 +30,8 @@ A preset means its weight's scheme. A later option overrides an earlier one and 
 owns the words, and :class:`.scheme.Scheme` their meaning.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 

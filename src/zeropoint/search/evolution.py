@@ -7,6 +7,8 @@ over layers cannot: errors of layers that add up or cancel.
 Source: EvoPress, arXiv:2410.14649, section 4 (level-switch mutation, elitist selection).
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import json

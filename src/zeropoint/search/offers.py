@@ -5,6 +5,8 @@ files, so that a layer has as options the candidates that all of its weights can
 as one, weights that lie in one tensor and heads that are tied to their embedding have one choice.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Diffusers pipelines: folders of checkpoints and other files."""
 
+from __future__ import annotations
+
 import filecmp
 import json
 import os

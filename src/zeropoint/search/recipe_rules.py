@@ -1,5 +1,7 @@
 """YAML recipes of choices: a rule per scheme and layer kind."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Results of a search: choices of layers, sizes and losses."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import Any

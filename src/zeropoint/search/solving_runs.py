@@ -1,5 +1,7 @@
 """Runs that learn from data or statistics before they write."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The commands ``search`` and ``quantize`` as functions with equal options."""
 
+from __future__ import annotations
+
 import itertools
 import os
 from collections.abc import Iterable

@@ -16,6 +16,8 @@ layers add up.
 Source: HIGGS, arXiv:2411.17525, theorem 1 and section 4.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import zlib

@@ -1,5 +1,7 @@
 """The mean of ``|x|``, from an exact 320-bit integer sum."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

@@ -6,6 +6,8 @@ A state is a dictionary of tensors whose names, shapes and dtypes never change, 
 processes carry it as it is. Ranges that follow from some of them are another thing: statistic.py.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

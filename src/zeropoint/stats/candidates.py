@@ -1,5 +1,7 @@
 """Candidate ranges of one block, and the quantized numbers in each."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from functools import lru_cache

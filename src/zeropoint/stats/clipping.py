@@ -1,5 +1,7 @@
 """Ranges from counts: all of the data, or without the tails."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from fractions import Fraction

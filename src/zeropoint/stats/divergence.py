@@ -1,5 +1,7 @@
 """The range of least Kullback-Leibler divergence between clipped and quantized data."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Ranges from extremes: over all data, or averaged across batches."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

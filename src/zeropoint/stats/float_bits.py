@@ -1,5 +1,7 @@
 """Float32 bit patterns, from which statistics read exponents and bins exactly."""
 
+from __future__ import annotations
+
 import torch
 
 EXPONENTS = 255

@@ -8,6 +8,8 @@ largest block at 448, so that any larger input saturates. Here a small block, th
 end instead, and what is left above the largest block is room for other inputs.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from fractions import Fraction

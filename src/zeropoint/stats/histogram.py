@@ -8,6 +8,8 @@ module counts; which range follows from the counts is for the rules of :mod:`zer
 neighbors to say.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,5 +1,7 @@
 """One block's histogram, as input of the clipping rules."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The range whose quantized numbers are nearest to the data."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

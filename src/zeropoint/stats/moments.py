@@ -1,5 +1,7 @@
 """Moments of a layer's inputs: Gram matrix, its diagonal, pair moments."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from dataclasses import dataclass
 

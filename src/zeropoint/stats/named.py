@@ -1,5 +1,7 @@
 """Statistics by name, as command lines, files and calls spell them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 from ..errors import CalibrationError, near_misses

@@ -1,5 +1,7 @@
 """States of several processes, gathered by torch.distributed and merged by rank."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import reduce
 

@@ -6,6 +6,8 @@ This module owns what all of them share: the exact extremes of each block and th
 finite, which never enter a range. It knows neither modules nor processes.
 """
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from collections.abc import Sequence

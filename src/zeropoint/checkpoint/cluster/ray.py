@@ -5,6 +5,8 @@ ends on a cluster continues locally, and the other way round. A batch whose node
 Ray is asked to do little: start `work` (worker.py) somewhere, and say when it is over.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os

@@ -4,6 +4,8 @@ Each part is a run of the model on one node. Parts have the same windows on any 
 order, so that the bytes of the sum do not depend on how many nodes there are.
 """
 
+from __future__ import annotations
+
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence

@@ -5,6 +5,8 @@ nothing but the request, numbers of units and their results travels between mach
 any two machines, writes the same bytes to the same place: a worker that was given up for lost does no harm.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import socket

@@ -1,5 +1,7 @@
 """Quantize tiles of a weight to the bytes of the whole weight."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

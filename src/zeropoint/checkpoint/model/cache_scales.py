@@ -4,6 +4,8 @@ Each attention layer gets two, for keys and for values: the largest magnitude th
 the format's largest. Engines take 1 where a scale is missing, so nothing is written unless all are learned.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

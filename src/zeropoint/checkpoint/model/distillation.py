@@ -5,6 +5,8 @@ bytes for some tensors of scales. Scales of blocks that are done are kept in a f
 that an interrupted command resumes.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import math

@@ -5,6 +5,8 @@ built on the meta device, where it costs nothing, and must not have more modules
 files and the limit of memory allow.
 """
 
+from __future__ import annotations
+
 import copy
 import inspect
 import math

@@ -1,5 +1,7 @@
 """Input statistics of a float model, written to a statistics file."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -5,6 +5,8 @@ float32, which runtimes multiply on a CPU, and codes of a quantized checkpoint a
 the model, such as its tokenizer, lie next to the graph.
 """
 
+from __future__ import annotations
+
 import ast
 import math
 from collections.abc import Iterator

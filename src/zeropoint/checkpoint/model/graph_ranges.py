@@ -4,6 +4,8 @@ onnxruntime runs the graph. A graph that reads ``input_ids``, with a tokenizer n
 checkpoint of transformers does: other inputs follow from the ids.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Statistics as an importance matrix of llama.cpp, in either layout of read/imatrix_file.py."""
 
+from __future__ import annotations
+
 import struct
 from collections import defaultdict
 from itertools import pairwise

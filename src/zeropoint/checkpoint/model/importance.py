@@ -4,6 +4,8 @@ Its names are llama.cpp's, ``blk.0.attn_q.weight``, which are matched with the n
 the checkpoint's own. llama.cpp permutes rows of some weights; importance is of columns, in their order.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -3,6 +3,8 @@
 Codes, scales and zero points become what the file holds, bit for bit; other tensors are copied into it.
 """
 
+from __future__ import annotations
+
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Report sentences about solved weights: losses, bounds and changes."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 

@@ -6,6 +6,8 @@ time, each few with random numbers of its own: tokens do not depend on how many 
 LLM-QAT (arXiv:2305.17888), section 3.1.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack

@@ -1,5 +1,7 @@
 """Parts of a converted model: quantized matrices, and float tensors."""
 
+from __future__ import annotations
+
 import copy
 import functools
 import itertools

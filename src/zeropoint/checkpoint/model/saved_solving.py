@@ -1,5 +1,7 @@
 """Solve weights one by one from saved statistics, without the model."""
 
+from __future__ import annotations
+
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -4,6 +4,8 @@ Weights, scales and zero points are written as the model has them, under the nam
 nothing is quantized here. All files get their names in the directory, or none of them does.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import tempfile

@@ -3,6 +3,8 @@
 Where nothing is quantized or decoded, the result's manifest repeats the weight records of the source's.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -4,6 +4,8 @@ Of packed codes it makes no other layers, and it drops floats next to them that 
 as what it becomes there, where vLLM does not build the model from the names of the original files.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace

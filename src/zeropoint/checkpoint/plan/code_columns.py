@@ -1,5 +1,7 @@
 """Rows, columns and joins of matrices in codes."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """The index and the quantization configuration next to the shards."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator

@@ -3,6 +3,8 @@
 This module joins the selection by name (selection.py) with what the layout can hold; it places nothing.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

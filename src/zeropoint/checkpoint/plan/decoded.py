@@ -1,5 +1,7 @@
 """Rows of a quantized layer, decoded or in codes."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 

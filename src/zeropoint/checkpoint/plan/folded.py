@@ -7,6 +7,8 @@ B rotates what the matrix reads and A what it writes, block Hadamard matrices wi
 the end. A piece holds whole blocks of both sides, so no bit depends on how a matrix is cut.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias

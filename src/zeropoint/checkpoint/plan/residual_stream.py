@@ -9,6 +9,8 @@ one that reads them; SpinQuant, arXiv:2405.16406, calls these matrices R1 and R2
 This module knows names, shapes and configurations; it reads no weights.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

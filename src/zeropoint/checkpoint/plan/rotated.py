@@ -7,6 +7,8 @@ and a head that was tied to the embedding is a tensor of its own, since only the
     {"zeropoint_rotated": 1, "rotation": "rotate64@7"}
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace

@@ -8,6 +8,8 @@ Source: Ashkboos et al., QuaRot, arXiv:2404.00456, without the rotations that a 
 al., SpinQuant, arXiv:2405.16406, whose R1 and R2 these are, there learned.
 """
 
+from __future__ import annotations
+
 from ...codecs.registry import DEFAULT
 from ...methods.rotate import STEP, ModelRotation
 from ..read.source import Source

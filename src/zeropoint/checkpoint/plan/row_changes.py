@@ -1,5 +1,7 @@
 """Readers of transposed, strided, converted or reordered rows."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 

@@ -4,6 +4,8 @@ This module decides from names, dtypes and shapes alone; it reads no data and kn
 tried in order, the first that applies gives the reason, and every tensor gets one.
 """
 
+from __future__ import annotations
+
 import enum
 import re
 from collections.abc import Iterable, Mapping

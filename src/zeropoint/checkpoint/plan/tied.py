@@ -4,6 +4,8 @@ A model whose configuration says ``tie_word_embeddings`` takes its head from the
 hold the head all the same; where its bytes equal the embedding's, nothing is lost without it.
 """
 
+from __future__ import annotations
+
 from ...architectures import heads_of, is_input_embedding, says_tied
 from ...loaded_names import tied_layers
 from ..read.source import Source

@@ -1,5 +1,7 @@
 """Edits of a configuration's text that keep everything but quantization."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,5 +1,7 @@
 """Tensors of files, and decoded rows or columns of quantized layers."""
 
+from __future__ import annotations
+
 import math
 
 import torch

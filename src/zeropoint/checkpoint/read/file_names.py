@@ -4,6 +4,8 @@ This is the first of two walls: what enters is checked here, and what is created
 through run/folder.py, which checks again and follows no link.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterable

@@ -1,5 +1,7 @@
 """The header of a weights file, in any container."""
 
+from __future__ import annotations
+
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -13,6 +13,8 @@ A sum is divided by its count in float32, as llama-quantize does; it takes 1 for
 Source: ggml-org/llama.cpp, tools/imatrix/imatrix.cpp and tools/quantize/quantize.cpp.
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,6 +4,8 @@ An index may name a million tensors, so it is read as a stream, as often as it i
 becomes a path before it is checked.
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,6 +4,8 @@ The reader walks: it yields the keys of an object, and for each of them its user
 walks on inside of it. What is accepted is what Python's json accepts.
 """
 
+from __future__ import annotations
+
 import codecs
 import json
 import re

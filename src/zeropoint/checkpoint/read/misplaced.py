@@ -1,5 +1,7 @@
 """Errors for paths without a checkpoint, with the likely remedy."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Problems of a checkpoint as values, and obstacles of a run."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import NoneType

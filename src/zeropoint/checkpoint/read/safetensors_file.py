@@ -16,6 +16,8 @@ overflow of 63 bits is hidden by a 0, and a name above `MAX_NAME_BYTES`.
 Source: https://github.com/huggingface/safetensors, README (section Format) and safetensors/src/tensor.rs.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

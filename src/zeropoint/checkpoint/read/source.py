@@ -14,6 +14,8 @@ directory. Symbolic links may not leave the directory, but for the cache of hugg
 `snapshots/REVISION/NAME` all point into `blobs` of the same model.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os

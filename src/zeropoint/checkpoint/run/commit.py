@@ -4,6 +4,8 @@ Waiting for the disk after each unit would cost more than the unit, and never wa
 so results are gathered until they are worth it.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ and each folder on the way to it is opened from the one before, without followin
 name is never followed either.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os

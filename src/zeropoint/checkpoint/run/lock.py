@@ -8,6 +8,8 @@ The two kinds keep each other out, since hosts may differ in what they can lock,
 locks for a moment: each says that it is there before it looks for the other.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl

@@ -5,6 +5,8 @@ target keeps what is done (executor.py). Whatever ends a run, the same call resu
 that nothing ended.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -18,6 +18,8 @@ A part is [first byte in the file, bytes, SHA-256]; the parts of a tensor cover 
 are depends on the plan alone, so a resumed run has the same manifest as any other.
 """
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import json

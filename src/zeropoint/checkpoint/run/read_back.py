@@ -1,5 +1,7 @@
 """Proof of written files: their first bytes, and each unit's hashes."""
 
+from __future__ import annotations
+
 import contextlib
 from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence

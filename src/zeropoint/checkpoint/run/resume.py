@@ -7,6 +7,8 @@ with their sizes, headers and texts, the numbers are made once more, without bei
 compared: a retrained model of the same shapes is never taken for the one that was quantized.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

@@ -5,6 +5,8 @@ A tile is as many rows as the limits allow; tiles follow each other in order, so
 depend on their size.
 """
 
+from __future__ import annotations
+
 import math
 from array import array
 from collections.abc import Iterable

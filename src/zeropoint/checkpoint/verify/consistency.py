@@ -3,6 +3,8 @@
 This module needs no original. It reads small files and small tensors; layers are decoded in proofs.py.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Inspection of a checkpoint from its headers: tensors, sizes, quantization."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Iterable, Mapping

@@ -5,6 +5,8 @@ had. Tensors of one name and shape are a pair, and so are each matrix of fused e
 other side has for it. This module reads headers, and the bytes of heads that may be copies of an embedding.
 """
 
+from __future__ import annotations
+
 import functools
 from array import array
 from collections.abc import Iterator, Sequence

@@ -6,6 +6,8 @@ and the bound is proven (:mod:`zeropoint.methods.output_bound`). After steps bot
 holds.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

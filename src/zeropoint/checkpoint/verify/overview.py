@@ -4,6 +4,8 @@ Sizes come from headers, errors from the manifest, where there is one; of each l
 decoded. The original is not read.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass

@@ -6,6 +6,8 @@ clip, it is the bound of rounding, beyond what is clipped; a method may have non
 not 0; of two levels, a block's scale may be 0 where all its codes are. auto-round writes negative ones.
 """
 
+from __future__ import annotations
+
 import math
 from array import array
 from collections.abc import Iterator, Sequence

@@ -9,6 +9,8 @@ What stands before the part that is numbered first is left open, since models ca
 inside other models.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias

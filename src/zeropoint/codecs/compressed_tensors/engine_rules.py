@@ -14,6 +14,8 @@ and say so:
   utils.py takes the configuration and then finds none of the names that it looks for.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator
 
 from ...architectures import expert_layout, model_type, splits_experts

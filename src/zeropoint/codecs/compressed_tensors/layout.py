@@ -38,6 +38,8 @@ llm-compressor 0.14 writes with them. This module knows tensors and schemes; it 
 nothing about which tensor is quantized.
 """
 
+from __future__ import annotations
+
 import enum
 import functools
 from dataclasses import dataclass

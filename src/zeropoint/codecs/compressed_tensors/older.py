@@ -16,6 +16,8 @@ Source: compressed-tensors 0.10 and 0.15 (compressors/quantized_compressors/pack
 naive_quantized.py; quantization/lifecycle/forward.py) and 0.20 (compressors/naive_quantized/base.py).
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
 import torch

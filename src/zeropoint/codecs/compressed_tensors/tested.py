@@ -6,6 +6,8 @@ transformers that could be made small. `python benchmarks/architectures.py`, wit
 runs all of them and writes it.
 """
 
+from __future__ import annotations
+
 import csv
 import functools
 import json

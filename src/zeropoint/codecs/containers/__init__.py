@@ -1,5 +1,7 @@
 """Containers: headers, offsets and names of files, for any codec."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from types import MappingProxyType
 

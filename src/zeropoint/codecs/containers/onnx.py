@@ -13,6 +13,8 @@ of 4 and 2 bits, the low bits come first, and the last byte is filled up.
 Source: onnx 1.22, docs/ExternalData.md and onnx.proto.
 """
 
+from __future__ import annotations
+
 import math
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -3,6 +3,8 @@
 Ranges follow onnxruntime's arithmetic, which differs between machines.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

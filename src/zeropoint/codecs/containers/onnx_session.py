@@ -1,5 +1,7 @@
 """Sessions of onnxruntime, if installed: load checks and outputs."""
 
+from __future__ import annotations
+
 import importlib.util
 from pathlib import Path
 from typing import Any

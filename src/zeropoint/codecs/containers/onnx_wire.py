@@ -16,6 +16,8 @@ Everything is copied but numbers; in their place stands where they lie, as exter
 Source: onnx 1.22, onnx/onnx.proto; protobuf.dev, Encoding.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -4,6 +4,8 @@ Byte layout: see checkpoint/read/safetensors_file.py, which reads them strictly.
 then by name, as safetensors' own writer puts them, one after the other.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import reprlib

@@ -1,5 +1,7 @@
 """Families with attention and one MLP in all layers; BERT."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Families with divided tensors: DeepSeek, GLM-5, and Granite with experts."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,5 +1,7 @@
 """Rows of families with experts whose layers all have attention."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType

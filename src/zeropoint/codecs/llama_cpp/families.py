@@ -4,6 +4,8 @@ A row says what llama.cpp calls the architecture and its tensors. The names of a
 ``PREFIX layers.N.MODULE`` and written as ``blk.N.MODULE``. This module finds the row and names tensors by it.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 import re

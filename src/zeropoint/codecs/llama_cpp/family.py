@@ -1,5 +1,7 @@
 """Rows of the table of families, and their shared entries."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

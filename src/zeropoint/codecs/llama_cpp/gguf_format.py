@@ -1,5 +1,7 @@
 """Model metadata of GGUF files for families that llama.cpp runs."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Families with mixed layers: linear attention, convolutions, Mamba 2, Gemma 4."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

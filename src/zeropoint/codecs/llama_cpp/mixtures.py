@@ -9,6 +9,8 @@ some rules are others.
 Source: ggml-org/llama.cpp, src/llama-quant.cpp (llama_tensor_get_type).
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

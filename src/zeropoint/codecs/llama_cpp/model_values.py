@@ -4,6 +4,8 @@ Most are one key on each side: :data:`_KEYS`. Scalings of rotary embeddings are 
 of Llama 3 a tensor of factors, which :func:`rope_factors` computes as llama.cpp's converter does.
 """
 
+from __future__ import annotations
+
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,6 +4,8 @@ Source: ggml-org/llama.cpp, src/llama-vocab.cpp, whose expressions come from the
 named after. tokenizer.json of one that is not in the table has no name here.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

@@ -9,6 +9,8 @@
 Source: google/sentencepiece, src/sentencepiece_model.proto.
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Iterator, Mapping
 

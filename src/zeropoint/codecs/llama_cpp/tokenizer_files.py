@@ -4,6 +4,8 @@ They are what transformers loads as a fast tokenizer. Merges of sentencepiece fo
 made of two others, the highest score first. Source: huggingface/transformers, convert_slow_tokenizer.py.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

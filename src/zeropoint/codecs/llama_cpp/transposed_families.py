@@ -1,5 +1,7 @@
 """Families with experts in transposed tensors: gpt-oss and Llama 4."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from types import MappingProxyType
 

@@ -9,6 +9,8 @@ Source: ggml-org/llama.cpp, src/llama-vocab.cpp (llm_tokenizer_ugm_session) and 
 0.23 (Unigram, Precompiled, Metaspace, WhitespaceSplit).
 """
 
+from __future__ import annotations
+
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

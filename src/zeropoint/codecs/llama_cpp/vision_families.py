@@ -6,6 +6,8 @@ layers between it and the text model. Names, types and values are as llama.cpp's
 Llama 4 that it calls ``attn_post_norm``, as Gemma 4's, and that llama.cpp looks for as ``ln2``.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

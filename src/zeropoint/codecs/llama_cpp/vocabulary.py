@@ -7,6 +7,8 @@ merges, or with WordPiece; vocab.txt is read as the last. Other kinds are refuse
 them.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType

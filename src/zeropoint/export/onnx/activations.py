@@ -5,6 +5,8 @@ in float32; DynamicQuantizeLinear has other rules. Exponents come from a table o
 can read no bits: a logarithm finds the place to within one, and comparing finds it exactly.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

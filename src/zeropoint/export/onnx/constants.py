@@ -1,5 +1,7 @@
 """Quantized tensors of an exported graph: constants, and their layers."""
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Sequence
 from typing import Any

@@ -6,6 +6,8 @@ DequantizeLinear; dynamic ones a formula in float32 that gives the same numbers.
 graph.
 """
 
+from __future__ import annotations
+
 import logging
 import warnings
 from collections.abc import Mapping

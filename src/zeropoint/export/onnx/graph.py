@@ -5,6 +5,8 @@ A weight is a ``zeropoint.dequantize`` whose codes and parameters are constants;
 module knows the operators and nothing of files.
 """
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

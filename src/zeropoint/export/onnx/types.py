@@ -12,6 +12,8 @@ All levels of scales of a scheme are multiplied into one, coarsest first, as deq
 is the number that dequantization uses, bit for bit.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch

@@ -1,5 +1,7 @@
 """Extremes of blocks, from a kernel on segments of rows."""
 
+from __future__ import annotations
+
 import math
 
 import torch

@@ -1,5 +1,7 @@
 """Arguments of dense kernels, run-time and compile-time, as named tuples."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 FEED, SOLVE, DESCEND = range(3)

@@ -4,6 +4,8 @@ One kernel finds the extremes of blocks. Plain torch computes the few scales of 
 second kernel encodes.
 """
 
+from __future__ import annotations
+
 import torch
 
 from ...ops import reference

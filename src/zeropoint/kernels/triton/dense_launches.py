@@ -1,5 +1,7 @@
 """Host side of dense products: transposed tensors, tiles, column blocks."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The host side of the scales that fit integer codes."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """The host side of the kernels: tensors and launches of one request."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable

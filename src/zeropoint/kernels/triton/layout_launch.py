@@ -1,5 +1,7 @@
 """Host side of GGUF blocks and GPTQ/AWQ words: bit-move tables, tiles."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Iterator, Sequence

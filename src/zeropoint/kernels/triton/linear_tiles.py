@@ -1,5 +1,7 @@
 """Tiles of linear layers: rows of the weight, and tokens."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 from ...ops.registry import Request

@@ -1,5 +1,7 @@
 """Cuts of tensors into pieces of eight elements, under given scales."""
 
+from __future__ import annotations
+
 import functools
 import math
 from typing import NamedTuple

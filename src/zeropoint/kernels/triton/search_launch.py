@@ -1,5 +1,7 @@
 """Scale searches: a request's search, and the parameters it adds."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import torch

@@ -1,5 +1,7 @@
 """Cuts of tensors into kernel segments, or reasons against them."""
 
+from __future__ import annotations
+
 import functools
 import math
 from typing import NamedTuple

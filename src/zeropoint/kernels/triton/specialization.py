@@ -1,5 +1,7 @@
 """Compile-time constants of kernels: format and layout, in one record."""
 
+from __future__ import annotations
+
 from enum import IntEnum
 from typing import Any, NamedTuple
 

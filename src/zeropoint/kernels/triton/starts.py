@@ -1,5 +1,7 @@
 """Program launches: tensor arguments, and launches kept for reuse."""
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager

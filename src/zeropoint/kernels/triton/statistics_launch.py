@@ -1,5 +1,7 @@
 """Host side of statistics: lines of one block's numbers, and programs."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any, NamedTuple
 

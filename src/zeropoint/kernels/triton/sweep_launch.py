@@ -1,5 +1,7 @@
 """The host side of the searches of scales."""
 
+from __future__ import annotations
+
 import functools
 import math
 from typing import NamedTuple

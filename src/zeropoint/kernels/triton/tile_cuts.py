@@ -1,5 +1,7 @@
 """Cuts into row and column tiles, for transposed tensors, 2-D blocks."""
 
+from __future__ import annotations
+
 import functools
 import math
 from typing import NamedTuple

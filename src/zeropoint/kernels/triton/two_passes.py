@@ -1,5 +1,7 @@
 """Scales of large blocks: one kernel for extremes, another for scales."""
 
+from __future__ import annotations
+
 import math
 
 import torch

@@ -1,5 +1,7 @@
 """Host side of kernels of values and codes: gradients and errors."""
 
+from __future__ import annotations
+
 import functools
 import math
 

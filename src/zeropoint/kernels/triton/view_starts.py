@@ -1,5 +1,7 @@
 """Kernels for non-contiguous tensors, and for blocks that span rows."""
 
+from __future__ import annotations
+
 import functools
 
 import torch

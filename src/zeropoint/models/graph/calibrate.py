@@ -1,5 +1,7 @@
 """Calibration of graphs: observers of static inputs and outputs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Prepared graphs to graphs of packed codes and registered operators."""
 
+from __future__ import annotations
+
 import math
 import operator
 from collections.abc import Callable

@@ -7,6 +7,8 @@ g and beta are the normalization's weight and bias, mean and var its running sta
 channel of the output. The arithmetic follows :mod:`torch.nn.utils.fusion`.
 """
 
+from __future__ import annotations
+
 import operator
 from collections.abc import Iterable
 

@@ -5,6 +5,8 @@ that called it, as the graph recorded it; operators whose inputs share a scale (
 layers where a rule names their type.
 """
 
+from __future__ import annotations
+
 import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence

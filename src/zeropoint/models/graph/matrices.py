@@ -4,6 +4,8 @@ As in eager mode. The way there and back is a few operators that change no numbe
 on a tensor and written into a graph.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,7 @@
 """Graphs with quantizers in a recipe's layers, for training or conversion."""
 
+from __future__ import annotations
+
 import copy
 import math
 from dataclasses import dataclass, field

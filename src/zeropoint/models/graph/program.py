@@ -3,6 +3,8 @@
 This module knows nothing of quantization.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

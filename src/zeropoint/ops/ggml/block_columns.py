@@ -5,6 +5,8 @@ None, and returns what the type stores: patterns of codes, uint8 (rows, columns)
 level of the scheme, (rows, blocks), uint8 patterns or float16, in the order of :attr:`Scheme.levels`.
 """
 
+from __future__ import annotations
+
 import torch
 
 from ...formats.division import divided

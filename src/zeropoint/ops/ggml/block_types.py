@@ -1,5 +1,7 @@
 """ggml types by their schemes, and quantization to llama.cpp's codes."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable

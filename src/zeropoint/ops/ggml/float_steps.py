@@ -1,5 +1,7 @@
 """Steps of ggml's float32 arithmetic without a torch operator, on columns."""
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 

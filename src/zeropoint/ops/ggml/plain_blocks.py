@@ -1,5 +1,7 @@
 """Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ2_0, Q2_0: float16 scale and minimum."""
 
+from __future__ import annotations
+
 import torch
 
 from ...formats.division import divided

@@ -9,6 +9,8 @@
 ``x`` and ``w``, the weights of squared errors, are (values, blocks) float32.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import torch

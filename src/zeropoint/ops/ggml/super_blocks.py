@@ -4,6 +4,8 @@ A float16 number is shared by 256 values. Codes of elements are chosen last, und
 stored; where such a scale is zero, the codes of the search of the block's own scale stay.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,5 +1,7 @@
 """IQ4_NL, IQ4_XS, MXFP4 and NVFP4: codes into a table of values."""
 
+from __future__ import annotations
+
 import itertools
 
 import torch

@@ -5,6 +5,8 @@ another, so that each sum has the order of the steps on every processor, in bloc
 and lanes are computed at once depends on the registers of the processor, and changes no sum.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """Kernel arguments: flat arrays of tensors, block factors, code tables."""
 
+from __future__ import annotations
+
 import functools
 import math
 from fractions import Fraction

@@ -1,5 +1,7 @@
 """What the kernels refuse, and the table of what they offer."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 from ....formats import RoundingMode

@@ -1,5 +1,7 @@
 """The host side of llama.cpp's searches: tensors to arrays, threads over super-blocks."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from collections.abc import Callable

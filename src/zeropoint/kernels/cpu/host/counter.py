@@ -1,5 +1,7 @@
 """Host side of counting: flat arrays, threads over blocks, numbers of keys."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,5 +1,7 @@
 """Host side of dense products: arrays, panels, blocks, threads."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,7 @@
 """Memory that plans hold: factors of blocks, and scales chosen from data."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any

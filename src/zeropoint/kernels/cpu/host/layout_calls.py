@@ -1,5 +1,7 @@
 """Host side of layouts: rows of blocks, and lines of words."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Iterable, Sequence

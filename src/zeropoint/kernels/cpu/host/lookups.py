@@ -3,6 +3,8 @@
 What no kernel takes is left to the reference, as ever.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from typing import Any

@@ -6,6 +6,8 @@ the whole process. The system is allowed to take these pages back whenever it is
 then they count as memory of the process. Workers of a checkpoint keep none: their memory is counted.
 """
 
+from __future__ import annotations
+
 import math
 import mmap
 import weakref

@@ -4,6 +4,8 @@ Both run the same compiled kernels with the same arguments. A run makes what it 
 held kernel has it in memory of its own, which no call allocates again.
 """
 
+from __future__ import annotations
+
 import numpy as np
 import torch
 

@@ -1,5 +1,7 @@
 """Least-squares parameters from a start: by which kernel, or torch."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable

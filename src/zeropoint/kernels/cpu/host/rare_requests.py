@@ -4,6 +4,8 @@ Values of codes that are looked up, codes of digits, chained levels, and blocks 
 no search.
 """
 
+from __future__ import annotations
+
 import functools
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """Parameters from block statistics: a separate pass, then torch."""
 
+from __future__ import annotations
+
 import functools
 import math
 from typing import Any

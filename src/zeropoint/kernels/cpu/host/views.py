@@ -1,5 +1,7 @@
 """Known shapes, tensors as rows, and scales read as stored."""
 
+from __future__ import annotations
+
 import functools
 import math
 from dataclasses import dataclass

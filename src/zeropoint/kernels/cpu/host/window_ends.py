@@ -1,5 +1,7 @@
 """Scale candidates of the search kernels, and schemes they lack."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

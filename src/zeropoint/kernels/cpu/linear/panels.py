@@ -6,6 +6,8 @@ sums for one row; the codes of the input at a step are one number of 32 bits, th
 costs a product or two for each code and pays when enough rows of the input read it.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from llvmlite import ir

@@ -15,6 +15,8 @@ What x86-64 has an instruction for is said in portable IR elsewhere. Every sum o
 it fits 32 bits.
 """
 
+from __future__ import annotations
+
 import functools
 import operator
 from collections.abc import Callable

@@ -4,6 +4,8 @@ Everything here is portable LLVM IR; nothing names an instruction set. This modu
 are compiled and where their machine code is kept.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import operator

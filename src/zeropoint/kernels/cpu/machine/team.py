@@ -4,6 +4,8 @@ A thread that Python calls has to wait for the interpreter's lock, and is a new 
 80 microseconds a call on two threads. Here the lock is given back once, before the team begins.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from llvmlite import ir
