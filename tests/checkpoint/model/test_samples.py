@@ -11,6 +11,7 @@ from tests.peers import transformers
 
 import zeropoint as zp
 from zeropoint.checkpoint.model.samples import entering
+from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.recipes import Assignment, Recipe, Rule
 from zeropoint.schemes import Scheme
 
@@ -197,6 +198,15 @@ def test_numbers_that_samples_do_not_have_are_refused(
             calibration={"pixel_values": images()},
             **options,
         )
+
+
+def test_a_file_of_samples_that_does_not_fit_into_memory_is_not_read(vit: Path, tmp_path: Path) -> None:
+    save_file({"pixel_values": torch.zeros(4096, 3, 32, 32)}, tmp_path / "many.safetensors")
+    options = {"method": "gptq", "calibration": tmp_path / "many.safetensors"}
+    least = Limits.default().base_memory
+    with pytest.raises(zp.CalibrationError, match=r"holds 48 MiB of samples, above the limit of 16"):
+        zp.quantize_checkpoint(vit, tmp_path / "out", "int4:g32", max_memory=least + (16 << 20), **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_passes_between_blocks_is_known_before_the_model_runs(vit: Path, whisper: Path) -> None:

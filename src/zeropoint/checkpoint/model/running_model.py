@@ -149,7 +149,7 @@ def _model_and_batches(
     if isinstance(given, list):
         of_tokens = all(batch.keys() == {IDS} for batch in given)
         return empty_model(source, limits, remedy, dtype, of_tokens=of_tokens), given
-    samples = samples_of(Windows.of(given))
+    samples = samples_of(Windows.of(given), max(0, limits.max_memory - limits.base_memory))
     if samples is None:
         remedy = f"{remedy}, or pass {option('calibration', metavar='FILE.safetensors')} with inputs by name"
     model = empty_model(source, limits, remedy, dtype, of_tokens=samples is None)

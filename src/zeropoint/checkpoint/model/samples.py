@@ -38,17 +38,16 @@ from .tokens import REMEDY, TEXT_OF_IDS, Windows, read_tensors
 Batches = list[dict[str, torch.Tensor]]
 """Inputs of a model by argument name, token ids as input_ids."""
 IDS = "input_ids"
-_MOST_BYTES = 4 << 30
 _WIDTH = 64
 """Numbers of a vector where neither the configuration nor a run on the meta device says so."""
 _NUMBERED = re.compile(r"(\d{1,9})\.(\w+)")
 
 
-def samples_of(asked: Windows) -> Batches | None:
+def samples_of(asked: Windows, most: int) -> Batches | None:
     """Return the inputs of each sample, or None for tokens.
 
-    One tensor of integers in a file holds token ids; others are arguments. Raises CalibrationError for
-    tensors that are no samples, and for fewer than are asked for.
+    One tensor of integers in a file holds token ids; others are arguments. most: bytes of a file. Raises
+    CalibrationError for a larger one, for tensors that are no samples, and for fewer than are asked for.
     """
     if isinstance(asked.given, Mapping):
         name, tensors = "calibration", asked.given
@@ -56,7 +55,7 @@ def samples_of(asked: Windows) -> Batches | None:
         return None
     else:
         name = shown(asked.given)
-        tensors = read_tensors(asked.given, what="calibration", most=_MOST_BYTES, remedy=REMEDY)
+        tensors = read_tensors(asked.given, what="samples", most=most, remedy=REMEDY)
     if asked.length is not None:
         raise CalibrationError(
             f"{option('length', asked.length)} counts tokens, and {name} holds inputs by name; leave it out"
