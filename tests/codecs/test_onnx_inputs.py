@@ -97,6 +97,14 @@ def out(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder / "model.onnx"
 
 
+def test_samples_in_a_mapping_give_the_bytes_of_samples_in_a_file(
+    model: Path, out: Path, tmp_path: Path
+) -> None:
+    given = {"anything": images()[0][:100]}
+    zp.quantize_checkpoint(model, tmp_path / "q", "w8a8_static", format="onnx", calibration=given)
+    assert (tmp_path / "q/model.onnx").read_bytes() == (out / "model.onnx").read_bytes()
+
+
 def session(path: Path, *, optimized: Path | None = None) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

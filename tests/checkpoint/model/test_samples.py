@@ -1,5 +1,6 @@
 """Models that read images or sounds learn from samples of their own inputs, by name."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from tests.checkpoint.written import tensors_of
 from tests.peers import transformers
 
 import zeropoint as zp
-from zeropoint.checkpoint.model.samples import entering
+from zeropoint.checkpoint.cluster.statistics_parts import _in_parts
+from zeropoint.checkpoint.model.forward_pass import compared
+from zeropoint.checkpoint.model.samples import entering, samples_of
+from zeropoint.checkpoint.model.tokens import Windows
 from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.read.source import open_source
 from zeropoint.recipes import Assignment, Recipe, Rule
 from zeropoint.schemes import Scheme
 
@@ -136,26 +141,52 @@ def test_static_inputs_take_their_scale_from_samples(whisper: Path, tmp_path: Pa
         assert float(scale) == pytest.approx((high - low) / 255, rel=1e-5)
 
 
-def test_statistics_of_images_solve_the_same_weights_later(vit: Path, tmp_path: Path) -> None:
-    file = tmp_path / "sums.safetensors"
-    zp.gather_statistics(vit, file, calibration={"pixel_values": images()}, gram=True)
-    result = zp.quantize_checkpoint(vit, tmp_path / "out", "int4:g32", method="gptq", statistics=file)
-    assert {weight.method for weight in result.plan.weights} == {"gptq"}
-    zp.gather_statistics(
-        vit, tmp_path / "more.safetensors", calibration={"pixel_values": images(1)}, gram=True
-    )
-    assert load_file(file).keys() == load_file(tmp_path / "more.safetensors").keys()
+def test_statistics_of_images_solve_weights_later(vit: Path, tmp_path: Path) -> None:
+    written = []
+    for seed, name in enumerate(("a", "b")):
+        file = tmp_path / f"{name}.safetensors"
+        zp.gather_statistics(vit, file, calibration={"pixel_values": images(seed)}, gram=True)
+        result = zp.quantize_checkpoint(vit, tmp_path / name, "int4:g32", method="gptq", statistics=file)
+        assert {weight.method for weight in result.plan.weights} == {"gptq"}
+        written.append((result.path / "model.safetensors").read_bytes())
+    assert written[0] != written[1]
 
 
-def test_another_sample_is_no_resumed_run(vit: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_kept_for_the_same_samples_alone(vit: Path, tmp_path: Path) -> None:
     options = {"method": "gptq", "report": False}
-    zp.quantize_checkpoint(
-        vit, tmp_path / "out", "int4:g32", calibration={"pixel_values": images()}, **options
-    )
+    for _ in range(2):
+        zp.quantize_checkpoint(
+            vit, tmp_path / "out", "int4:g32", calibration={"pixel_values": images()}, **options
+        )
     with pytest.raises(zp.CheckpointError, match="choose an empty directory"):
         zp.quantize_checkpoint(
             vit, tmp_path / "out", "int4:g32", calibration={"pixel_values": images(1)}, **options
         )
+
+
+def test_a_result_whose_outputs_are_others_is_said_to_be_another_model(vit: Path, tmp_path: Path) -> None:
+    batch = {"pixel_values": images()[:1]}
+    result = zp.quantize_checkpoint(vit, tmp_path / "out", "int4:g32", method="gptq", calibration=batch)
+    assert re.match(r"outputs are off by [\d.]+% of their squares", result.notes[-1])
+    path = vit / "model.safetensors"
+    save_file({n: -x if n.startswith("classifier") else x for n, x in load_file(path).items()}, path)
+    note = compared(result, open_source(vit), batch, result.plan.limits).notes[-1]
+    found = re.fullmatch(
+        r"THE RESULT IS ANOTHER MODEL: outputs are off by ([\d.]+)% of their squares .*", note
+    )
+    assert found is not None
+    assert float(found[1]) == pytest.approx(400, rel=0.1)  # outputs of the other sign
+
+
+def test_parts_of_a_cluster_have_all_inputs_once() -> None:
+    ids, rows = torch.arange(300).reshape(50, 6), torch.rand(50, 3, 4, 4)
+    of_ids = list(_in_parts([{"input_ids": window[None]} for window in ids]))
+    assert [len(part) for part in of_ids] == [32, 18]
+    assert torch.equal(torch.cat(of_ids), ids)
+    of_rows = list(_in_parts([{"pixel_values": row[None]} for row in rows]))
+    found = [x["pixel_values"] for part in of_rows for x in samples_of(Windows.of(part), 1 << 20) or ()]
+    assert len(of_rows) == 2
+    assert torch.equal(torch.cat(found), rows)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ def empty_model(
         # Models of some configurations are classes of others: InternLM3 is a Llama.
         others = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         own = kind.config_class is type(config) or others.get(type(config), None) is kind
-        of_others = f"{what}: it is no model of tokens of model_type {printable(config.model_type)}; {remedy}"
+        model_kind = "model of tokens" if of_tokens else "model"
+        of_others = f"{what}: it is no {model_kind} of model_type {printable(config.model_type)}; {remedy}"
         if not own or (of_tokens and kind.main_input_name != "input_ids"):
             raise UnsupportedError(of_others)
         # Files of BERT may hold numbers of positions, too, which are no floats.

@@ -256,8 +256,8 @@ TOKENS = 200
 """Tokens of the short run."""
 _ROWS = 16
 """Tokens whose probabilities are held at once in float64: vocabularies are large."""
-_ANOTHER = 2.0
-"""Nats a token, or share of the squares of outputs, from which a result is another model."""
+_ANOTHER, _FAR = 2.0, 1.0
+"""A result is another model from this KL divergence on, in nats, and from this relative squared error."""
 
 
 def compared(
@@ -306,7 +306,7 @@ def _distance(base: torch.Tensor, own: torch.Tensor) -> tuple[bool, str]:
     left = torch.where(own == base, 0.0, own - base).square().sum()  # infinities may be the same
     share = float(left / base[base.isfinite()].square().sum().clamp_min(1e-300))
     said = f"outputs are off by {share:.3%} of their squares from the original's on a sample"
-    return not share < _ANOTHER, said
+    return not share < _FAR, said
 
 
 def _noted(result: RunResult, note: str) -> RunResult:

@@ -239,7 +239,7 @@ def _first_chain(
 ) -> Names:
     """Return the first blocks that are a chain, or the first.
 
-    Raises UnsupportedError for a model that no two runs of which are the same.
+    Raises UnsupportedError for a model whose runs differ.
     """
     key = type(root), str(root.config), tuple(batch)
     if key not in _CHAINS:
@@ -265,7 +265,8 @@ def _spare_memory(limits: Limits, model: nn.Module, batches: Batches, entering: 
     every = sum(p.nbytes for p in model.parameters())
     inside = [sum(p.nbytes for p in model.get_submodule(name).parameters()) for name in blocks]
     item = next(model.parameters()).dtype.itemsize
-    given = sum(x.nbytes for batch in batches for x in batch.values() if x.is_floating_point())
+    # Inputs are held as they are given and in the dtype of the model.
+    given = 2 * sum(x.nbytes for batch in batches for x in batch.values() if x.is_floating_point())
     tokens = max(sum(x.numel() for name, x in batch.items() if name.endswith(IDS)) for batch in batches)
     passing, logits = entering * item + given, tokens * _sizes(model)[1] * 4
     outside, running = every - sum(inside), 2 * max(inside) + passing + logits

@@ -39,7 +39,7 @@ Batches = list[dict[str, torch.Tensor]]
 """Inputs of a model by argument name, token ids as input_ids."""
 IDS = "input_ids"
 _WIDTH = 64
-"""Numbers of a vector where neither the configuration nor a run on the meta device says so."""
+"""Features of a vector between blocks, where the configuration has no hidden_size."""
 _NUMBERED = re.compile(r"(\d{1,9})\.(\w+)")
 
 
