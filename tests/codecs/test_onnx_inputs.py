@@ -102,7 +102,7 @@ def test_samples_in_a_mapping_give_the_bytes_of_samples_in_a_file(
 ) -> None:
     given = {"anything": images()[0][:100]}
     zp.quantize_checkpoint(model, tmp_path / "q", "w8a8_static", format="onnx", calibration=given)
-    assert (tmp_path / "q/model.onnx").read_bytes() == (out / "model.onnx").read_bytes()
+    assert (tmp_path / "q/model.onnx").read_bytes() == out.read_bytes()
 
 
 def session(path: Path, *, optimized: Path | None = None) -> onnxruntime.InferenceSession:

@@ -152,8 +152,9 @@ def test_statistics_of_images_solve_weights_later(vit: Path, tmp_path: Path) -> 
     assert written[0] != written[1]
 
 
-def test_a_finished_run_is_kept_for_the_same_samples_alone(vit: Path, tmp_path: Path) -> None:
-    options = {"method": "gptq", "report": False}
+@pytest.mark.parametrize("if_exists", ["resume", "skip"])
+def test_a_finished_run_is_kept_for_the_same_samples_alone(vit: Path, tmp_path: Path, if_exists: str) -> None:
+    options = {"method": "gptq", "report": False, "if_exists": if_exists}
     for _ in range(2):
         zp.quantize_checkpoint(
             vit, tmp_path / "out", "int4:g32", calibration={"pixel_values": images()}, **options
