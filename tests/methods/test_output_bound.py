@@ -10,7 +10,7 @@ from zeropoint.methods import Bound, LayerData, method_named
 from zeropoint.methods.factored import factored
 from zeropoint.methods.output_bound import output_error, proven
 from zeropoint.methods.rounding_grid import grid_of
-from zeropoint.ops.feedback import feed_back
+from zeropoint.ops.feedback import feed_back, output_errors
 from zeropoint.schemes import Scheme
 from zeropoint.stats import GramMatrix, Statistics
 from zeropoint.tensor import QuantizedTensor
@@ -54,7 +54,9 @@ def test_the_bound_is_met_by_weights_in_the_middle_of_two_values() -> None:
     found = method_named("nearest").quantize(weight, Scheme.parse("int4:tensor:scale=float32")).q
     half = float(found.scales[0]) / 2
     values = weight + torch.tensor([[half, -half]])
-    error = output_error(weight, values, seen, grid_of(found.params))
+    whole = factored(seen)
+    losses = output_errors(weight, values, whole.upper, whole.pivots, whole.order)
+    error = output_error(weight, losses, seen, grid_of(found.params))
     assert error.loss == pytest.approx(error.bound)
     assert error.over == 0
 
@@ -63,8 +65,8 @@ def test_rows_in_which_nothing_clips_are_within_their_bound_whatever_the_scales(
     weight, gram = _data()
     wide = method_named("nearest").quantize(weight * 4, Scheme.parse("int4:g32:scale=float32")).q.params
     whole = factored(gram)
-    values, _ = feed_back(weight, whole.upper, whole.pivots, whole.order, grid_of(wide))
-    assert output_error(weight, values, gram, grid_of(wide)).over == 0
+    _, losses = feed_back(weight, whole.upper, whole.pivots, whole.order, grid_of(wide))
+    assert output_error(weight, losses, gram, grid_of(wide)).over == 0
 
 
 def test_a_changed_code_is_found() -> None:

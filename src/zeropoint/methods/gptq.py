@@ -25,7 +25,7 @@ import torch
 from ..formats import ChoiceFormat, DigitsFormat, RoundingMode, VectorFormat
 from ..formats.torch_dtypes import format_of
 from ..functional import quantize
-from ..ops.feedback import Grid, feed_back
+from ..ops.feedback import Grid, feed_back, output_errors
 from ..ops.ggml import block_types
 from ..ops.threads import gradual_underflow
 from ..params import QuantizationParams
@@ -126,10 +126,12 @@ class ErrorFeedback(Method):
         with gradual_underflow():
             rows = target.reshape(-1, target.shape[-1]).to(torch.promote_types(target.dtype, torch.float32))
             grid = grid_of(params)
-            values, _ = feed_back(rows, whole.upper, whole.pivots, whole.order, grid)
+            factors = whole.upper, whole.pivots, whole.order
+            values, losses = feed_back(rows, *factors, grid)
             if self.refine is not None:
                 values = self.refine(rows, values, whole, grid)
-        outputs = output_error(rows, values, gram, grid)
+                losses = output_errors(rows, values, *factors)
+        outputs = output_error(rows, losses, gram, grid)
         shape = tuple(weight.shape)
         final = QuantizationParams.of(scheme, shape, weight.dtype, params.stored)
         return LayerResult(q=coded(values, final), notes=notes, outputs=outputs)

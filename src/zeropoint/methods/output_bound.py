@@ -25,16 +25,15 @@ from .method import OutputError
 from .rounding_grid import grid_of
 
 
-def output_error(target: torch.Tensor, values: torch.Tensor, gram: Statistics, grid: Grid) -> OutputError:
+def output_error(target: torch.Tensor, losses: torch.Tensor, gram: Statistics, grid: Grid) -> OutputError:
     """Return the output error of values, and its bound under a grid.
 
-    target, values: (rows, columns) of floats, before and after rounding. gram: statistics of the inputs.
-    grid: rounding grid of the stored scales.
+    target: (rows, columns) of floats, before rounding. losses: (rows,) float64, squared output errors of
+    rounded values (:func:`zeropoint.ops.feedback.output_errors`). gram: statistics of the inputs. grid:
+    rounding grid of the stored scales.
     """
     whole = factored(gram)
-    factors = whole.upper, whole.pivots, whole.order
-    losses = output_errors(target, values, *factors)
-    squares = output_errors(target, torch.zeros_like(values), *factors)
+    squares = feed_back(target, whole.upper, whole.pivots, whole.order, _zeros(target))[1]
     bounds = _bounds(whole, grid)
     total = max(float(squares.sum()), torch.finfo(torch.float64).tiny)
     return OutputError(
@@ -67,7 +66,16 @@ def proven(weight: torch.Tensor, q: QuantizedTensor, gram: Statistics) -> tuple[
     losses = output_errors(rows, values, whole.upper, whole.pivots, whole.order)
     _, fed = feed_back(rows, whole.upper, whole.pivots, whole.order, grid)
     wrong = (losses > _bounds(whole, grid) * _ROUNDED) & (losses > fed * _ROUNDED)
-    return output_error(rows, values, gram, grid), tuple(wrong.nonzero()[:, 0].tolist())
+    return output_error(rows, losses, gram, grid), tuple(wrong.nonzero()[:, 0].tolist())
+
+
+def _zeros(target: torch.Tensor) -> Grid:
+    """Return a grid whose one value is 0."""
+    return Grid(
+        levels=torch.zeros(1, dtype=torch.float64, device=target.device),
+        scale=torch.ones(len(target), 1, device=target.device),
+        block_of=torch.zeros(target.shape[-1], dtype=torch.int64, device=target.device),
+    )
 
 
 def _bounds(whole: Factored, grid: Grid) -> torch.Tensor:

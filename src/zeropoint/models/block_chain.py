@@ -395,4 +395,5 @@ def _alike(a: Any, b: Any) -> bool:
 def holds_nan(value: Any) -> bool:
     """Return whether some number is NaN."""
     tensors = (x for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.is_floating_point())
-    return any(bool(x.isnan().any()) for x in tensors)
+    # Of numbers without NaN, infinities alone have a sum that is NaN, and a sum is soon made.
+    return any(bool(x.sum().isnan()) and bool(x.isnan().any()) for x in tensors)

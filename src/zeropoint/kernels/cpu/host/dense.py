@@ -16,6 +16,7 @@ from ..feedback import elimination, grams, rows
 from ..feedback.register_tiles import HIGH, PANEL, WIDE
 from ..machine.named_records import pack
 from ..statistics.column_squares import RUN, RowsOfColumns
+from . import memory
 from .arrays import flat_array
 from .views import KINDS
 
@@ -44,7 +45,7 @@ class CpuDense:
         left = _Columns(x, most)
         right = left if y is None else _Columns(y, most)
         plain = left.exponent == right.exponent == 0
-        sums = torch.zeros(left.panels * PANEL, right.panels * PANEL, dtype=torch.float64, device="cpu")
+        sums = memory.empty((left.panels * PANEL, right.panels * PANEL), torch.float64).zero_()
         if plain:
             sums[:height, :width] = into
         for start in range(0, len(x), most):
@@ -64,7 +65,7 @@ class CpuDense:
         d = torch.zeros(size, dtype=torch.float64, device="cpu")
         flat, pivots = _doubles(m), _doubles(d)
         above = (size - 1) // elimination.BLOCK * elimination.BLOCK
-        corner, minus, kept = np.empty(elimination.BLOCK**2), *np.empty((2, above * elimination.BLOCK))
+        corner, minus, kept = (_aligned(n * elimination.BLOCK) for n in (elimination.BLOCK, above, above))
         for begin in range(above, -1, -elimination.BLOCK):
             end = min(begin + elimination.BLOCK, size)
             sizes = pack(elimination.EliminatedBlock(columns=size, begin=begin, end=end))
@@ -127,6 +128,11 @@ def _doubles(x: torch.Tensor) -> Any:
     return flat_array(x).view(np.float64)
 
 
+def _aligned(count: int) -> Any:
+    """Return uninitialized float64 in which no vector lies in two cache lines."""
+    return memory.empty((count,), torch.float64).numpy()
+
+
 class _Columns:
     """Summed columns for kernels, and the power of two dividing them.
 
@@ -141,7 +147,7 @@ class _Columns:
             x, factor = (x * factor).float(), 1.0
         self._flat, self._kind, self._factor = flat_array(x), KINDS[x.dtype], factor
         tokens = min(most, -(-len(x) // grams.CHUNK) * grams.CHUNK)
-        self._packed: Any = np.empty(tokens * self.panels * PANEL, np.float32)
+        self._packed = memory.empty((tokens * self.panels * PANEL,), torch.float32).numpy()
 
     def pack(self, start: int, end: int) -> Any:
         """Pack tokens ``start`` to ``end`` as panels, in reused memory."""
@@ -227,7 +233,7 @@ def _blocks_in_panels(x: torch.Tensor) -> torch.Tensor:
 def _blocks(m: torch.Tensor, *, upper: bool = False) -> Iterator[tuple[Any, Any]]:
     """Sizes and packed rows of each row block; upper: tiles right only."""
     columns, tiles = len(m), -(-len(m) // HIGH)
-    flat, packed = _doubles(m), np.empty(tiles * HIGH * rows.BLOCK)
+    flat, packed = _doubles(m), _aligned(tiles * HIGH * rows.BLOCK)
     for begin in range(0, columns, rows.BLOCK):
         end, skipped = min(begin + rows.BLOCK, columns), begin // HIGH if upper else 0
         block = rows.ColumnBlock(columns=columns, begin=begin, end=end, pitch=tiles * HIGH, skipped=skipped)
