@@ -82,7 +82,7 @@ def test_help_has_examples(command: str) -> None:
 
 def test_help_names_every_method_of_checkpoints() -> None:
     shown = CliRunner().invoke(app, ["quantize", "--help"]).stdout
-    said = " ".join(shown.split()).partition("How weights are quantized:")[2].partition(".")[0]
+    said = " ".join(shown.split()).partition("The method and its data:")[2].partition(".")[0]
     assert {word.strip(",") for word in said.split()} >= methods().keys() - {*OF_CODES, *OF_TABLES, ROTATING}
     before = " ".join(shown.split()).partition("Steps stand before a method:")[2].partition(", such as")[0]
     assert {word.strip(",") for word in before.split()} == steps().keys() - {"bias", "lowrank"}

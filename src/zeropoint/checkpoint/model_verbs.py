@@ -87,19 +87,19 @@ def distill_checkpoint(
 ) -> RunResult:  # fmt: skip
     """Train the scales of a quantized checkpoint against the float model.
 
-    This is ``zeropoint distill``. Both models run on data, a block in memory at a time. Codes stay, and so do
-    names, dtypes and shapes of all tensors, and the configuration: engines load the result as they load
-    ``quantized``. Scales are trained as they are stored; of the scales of a block those with the least error
-    of its output on windows that are held out are kept, the ones of ``quantized`` among them.
+    This is ``zeropoint distill``. Both models run on the data, a block in memory at a time, and training
+    brings the outputs of each quantized block closer to the float block's. Only values of scales change, in
+    the dtype they are stored in: engines load the result as they load ``quantized``. Each block keeps the
+    scales with the least error on held-out windows, which may be those it had.
 
     Args:
         source: the float checkpoint that was quantized: a directory, or the URL of one.
         quantized: the result, in a layout with tensors of scales.
         out: the output directory or URL.
         calibration: what the models run on, as for :func:`~zeropoint.quantize_checkpoint`.
-        steps: for each block; two windows of data for each.
-        learning_rate: the size of the first step, as a share of each scale; it falls to zero.
-        seed: of the order of windows.
+        steps: training steps of each block, on two windows each.
+        learning_rate: size of the first step, relative to each scale; it falls to zero.
+        seed: for the order of windows.
         samples, length: of windows of ``calibration``, as for :func:`~zeropoint.quantize_checkpoint`.
         workers, max_memory, device, progress, overwrite, restart, break_lock, if_exists, spool: likewise.
 
@@ -166,7 +166,7 @@ def gather_statistics(
         workers, max_memory, device, progress: as for :func:`~zeropoint.quantize_checkpoint`.
         executor, address: ``"local"``, or ``"ray"`` for a cluster, whose nodes observe 32 windows each and
             write next to ``file``; the first two limits are of a node.
-        overwrite: replace a file of statistics that is there.
+        overwrite: replace an existing file of statistics.
 
     Returns:
         The sites with their readers and counts.

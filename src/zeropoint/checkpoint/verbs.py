@@ -217,16 +217,17 @@ def rotate_checkpoint(
 
     This is ``zeropoint rotate``. Any engine loads it as before. The residual stream is rotated by a block
     Hadamard matrix with random signs (QuaRot, SpinQuant R1), and so are the values of heads (R2); both are
-    folded into the matrices on their sides, with the weights of norms. Logits equal the source's but for
-    rounding, and outliers are spread over their block before the result is quantized. A head that is tied to
-    the embedding becomes a tensor of its own.
+    folded into the matrices on either side, with the weights of norms. Logits equal the source's up to
+    rounding, and outliers spread over the channels of a block, which helps quantization. A head that is tied
+    to the embedding becomes a tensor of its own.
 
     Args:
         source: a checkpoint's directory, or the URL of one.
         out: the output directory or URL.
-        seed: of the random signs.
-        block: numbers of the stream that are mixed, a power of two that divides it; the largest if None.
-        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"`` for all floats; that which each has if None.
+        seed: for the random signs.
+        block: size of the Hadamard blocks, a power of two that divides the hidden size; the largest if
+            None.
+        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"`` for all floats; each tensor keeps its own if None.
         workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
         overwrite, restart, break_lock, if_exists, spool: likewise.
 

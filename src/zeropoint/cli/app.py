@@ -39,9 +39,9 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
         "to", "recipe", "plan", "format", "dtype", "include", "ignore", "strict", "fit", "kv-scales",
         "force", "allow-requantize", "dequantize-first", "dequantize-kept", "block",
     ),
-    "How weights are quantized": (
+    "The method and its data": (
         "method", "quality", "calibration", "samples", "length", "input-range", "imatrix", "statistics",
-        "gram", "steps", "learning-rate", "seed",
+        "gram", "steps", "learning-rate",
     ),
     "A scheme for each layer": (
         "budget", "candidates", "state", "importance", "text", "refine",
@@ -50,7 +50,7 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
     "The machine": ("workers", "max-memory", "device", "executor", "address", "spool"),
     "What is shown": ("all", "sort", "json", "report", "plot", "out", "help"),
 }  # fmt: skip
-"""Options of each group, without dashes, by its title; all others are listed under Options."""
+"""Options of each group, without dashes; required options and those of no group stand before them."""
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "Quantize": ("plan", "quantize", "search", "statistics"),
     "Look": ("report", "verify", "inspect", "compare", "eval", "formats"),
@@ -68,7 +68,7 @@ class GroupedOptions(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options of each group; click calls it."""
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Required": [], "Options": []}
         sections |= {title: [] for title in OPTION_GROUPS}
         parameters = self.get_params(ctx)
         many = sum(parameter.param_type_name == "option" for parameter in parameters) > _FEW
@@ -80,6 +80,7 @@ class GroupedOptions(TyperCommand):
             if parameter.param_type_name == "option":
                 long = max(parameter.opts, key=len).removeprefix("--")
                 title = _GROUP_OF.get(long, "Options") if many else "Options"
+                title = "Required" if parameter.required else title
             name, help_text = row
             sections[title].append((name.partition(" <")[0] if title == "Arguments" else name, help_text))
         for title, rows in sections.items():
@@ -190,31 +191,33 @@ def verify(
     *,
     against: Annotated[
         str | None,
-        typer.Option(metavar="SRC", parser=parse_path, help="The original; without it, OUT is decoded only."),
+        typer.Option(
+            metavar="SRC", parser=parse_path, help="The original; without it, OUT is checked by itself."
+        ),
     ] = None,
     statistics: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FILE",
             parser=parse_path,
-            help="File of `zeropoint statistics --gram`: outputs of weights solved on it are checked. "
-            "Repeatable: files are added.",
+            help="File of `zeropoint statistics --gram`: the output errors of weights that were solved on "
+            "it are checked, too. Repeatable: files are added.",
         ),
     ] = None,
     require_manifest: Annotated[
-        bool, typer.Option("--require-manifest", help="Without a manifest, OUT is wrong.")
+        bool, typer.Option("--require-manifest", help="Count a missing manifest as a problem.")
     ] = False,
     machine: Annotated[Machine, only("workers", "max_memory")],
     display: Annotated[Display, only("everything", "sort", "as_json")],
 ) -> None:
     """Check a quantized checkpoint against the proven bounds of its schemes.
 
-    Each number is decoded. Every byte must have the hash in OUT's manifest; kept tensors, files next to the
-    weights and the rest of config.json must equal the original's. Without an original, everything else is
-    still checked. The exit status is 1 when anything is wrong.
+    Every value is decoded and compared with the original, and every tensor with its hash in OUT's manifest.
+    Kept tensors, files next to the weights and the rest of config.json must equal the original's. Without
+    --against, all that needs no original is checked. The exit status is 1 when anything is wrong.
 
-    A manifest that was made anew hides changes inside the bound: only the command that wrote OUT,
-    repeated on SRC, compares every byte with what comes out of it.
+    A manifest that somebody wrote anew can hide changes within the bounds. To compare every byte, repeat the
+    command that wrote OUT.
 
     \b
     Examples:

@@ -26,7 +26,9 @@ class Requirement(enum.StrEnum):
 @with_records
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", parser=parse_path, help=READ)],
-    b: Annotated[str, typer.Argument(metavar="B", parser=parse_path, help="What is compared with it.")],
+    b: Annotated[
+        str, typer.Argument(metavar="B", parser=parse_path, help="The checkpoint that is compared with A.")
+    ],
     *,
     require: Annotated[
         Requirement | None, typer.Option("--require", help="Fail where decoded values are not equal.")
@@ -36,9 +38,9 @@ def compare(
 ) -> None:
     """Compare the decoded values of two checkpoints in any layouts.
 
-    Floats are a layout, too. Tensors of one name are compared, of fused experts each matrix; errors are those
-    of B against A. Files next to the weights are not looked at. The exit status is 1 when a tensor could not
-    be compared, such as one that only one side has.
+    Either may hold floats. Tensors are matched by name, and fused experts matrix by matrix; errors are those
+    of B relative to A. Only weights are compared, no other files. The exit status is 1 when a tensor could
+    not be compared, such as one that only one side has.
 
     \b
     Examples:

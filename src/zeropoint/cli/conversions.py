@@ -32,10 +32,9 @@ def convert(  # noqa: PLR0913 (arguments, and records of options)
 ) -> None:
     """Write a quantized checkpoint in another file layout, without quantizing it again.
 
-    Each value stays what it was: what was written is decoded and compared, and a layer that the layout
-    cannot hold is refused with the reason. --to names another scheme, such as nvfp4a16 for MXFP4, or
-    bfloat16, float16 or float32 for floats. OUT is all or nothing: if the command is interrupted, run it
-    again to resume.
+    Values do not change: the result is decoded and compared, and a layer that the layout cannot hold is
+    refused with the reason. --to names another scheme, such as nvfp4a16 for MXFP4, or bfloat16, float16 or
+    float32 for floats. OUT is all or nothing: if the command is interrupted, run it again to resume.
 
     \b
     Examples:
@@ -69,7 +68,7 @@ def dequantize(
         typer.Option(
             metavar="DTYPE",
             parser=parse_float_dtype,
-            help="bfloat16, float16 or float32; default: what config.json names, or bfloat16.",
+            help="bfloat16, float16 or float32; default: the dtype in config.json, or bfloat16.",
         ),
     ] = None,
     existing: Existing,
@@ -78,7 +77,7 @@ def dequantize(
 ) -> None:
     """Write a quantized checkpoint as floats.
 
-    Fp8 blocks, GGUF, and anything that zeropoint writes are read. The configuration loses what it says of
+    SRC may have FP8 blocks, be a GGUF file, or have any layout that zeropoint writes. config.json loses its
     quantization and keeps all else, byte for byte. OUT is all or nothing: if the command is interrupted, run
     it again to resume.
 
@@ -99,11 +98,12 @@ def rotate(  # noqa: PLR0913 (arguments, and records of options)
     source: Checkpoint,
     out: Target,
     *,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the random signs.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random signs.")] = 0,
     block: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Numbers of the residual stream that are mixed; default: as many as can be."
+            metavar="N",
+            help="Size of the Hadamard blocks, a power of two; default: the largest that divides the width.",
         ),
     ] = None,
     dtype: Annotated[
@@ -111,7 +111,7 @@ def rotate(  # noqa: PLR0913 (arguments, and records of options)
         typer.Option(
             metavar="DTYPE",
             parser=parse_float_dtype,
-            help="bfloat16, float16 or float32; default: that which each tensor has.",
+            help="bfloat16, float16 or float32; default: each tensor keeps its dtype.",
         ),
     ] = None,
     existing: Existing,
@@ -120,10 +120,11 @@ def rotate(  # noqa: PLR0913 (arguments, and records of options)
 ) -> None:
     """Write a float checkpoint as the same model in a rotated space.
 
-    The result is then quantized. The residual stream and the values of heads are rotated by block
-    Hadamard matrices with random signs, which are folded into the weights, as norms' weights are: engines
-    load an ordinary model, whose logits are the same but for rounding. A head that is tied to the embedding
-    is written apart. OUT is all or nothing: if the command is interrupted, run it again to resume.
+    Quantize the result: rotations spread outliers over many channels. Block Hadamard matrices with random
+    signs rotate the residual stream and the values of heads, and are folded into the weights, as norms'
+    weights are: engines load an ordinary model with the same logits, up to rounding. A head that is tied to
+    the embedding gets a tensor of its own. OUT is all or nothing: if the command is interrupted, run it again
+    to resume.
 
     \b
     Examples:
@@ -149,7 +150,7 @@ def kv_scales(  # noqa: PLR0913 (arguments, and records of options)
         typer.Option(
             metavar="FILE|self",
             parser=parse_path,
-            help="Text, token ids in .safetensors, or tokens that the model generates, to run the model on.",
+            help="What the model runs on: a text, token ids in .safetensors, or tokens that it generates.",
         ),
     ],
     windows: Annotated[Quantization, only("samples", "length")],
@@ -159,11 +160,10 @@ def kv_scales(  # noqa: PLR0913 (arguments, and records of options)
 ) -> None:
     """Add scales for a float8 cache of keys and values.
 
-    The quantized checkpoint is copied, and the scales are learned from data. The model runs on the data, a
-    block in memory at a time. Each attention layer gets k_scale and v_scale: the largest magnitude of its
-    keys, after rotary embeddings, and of its values, over 448. All other tensors keep their bytes. Nothing is
-    written if some layer gets no scale. OUT is all or nothing: if the command is interrupted, run it again to
-    resume.
+    The model runs on the data, a block in memory at a time. Each attention layer gets k_scale and v_scale:
+    the largest magnitude of its keys, after rotary embeddings, and of its values, divided by 448. All other
+    tensors are copied byte for byte. Nothing is written if a layer gets no scale. OUT is all or nothing: if
+    the command is interrupted, run it again to resume.
 
     \b
     Examples:

@@ -23,14 +23,17 @@ class Training(OptionRecord):
         typer.Option(
             metavar="FILE|self|random",
             parser=parse_path,
-            help="Text, token ids in .safetensors, or tokens without data, to run both models on.",
+            help="What both models run on: a text, token ids or inputs such as pixel_values in .safetensors, "
+            "random tokens, or tokens that the float model generates.",
         ),
     ]
-    steps: Annotated[int, typer.Option(metavar="N", help="Of each block, on two windows each.")] = 40
+    steps: Annotated[
+        int, typer.Option(metavar="N", help="Training steps of each block, on two windows each.")
+    ] = 40
     learning_rate: Annotated[
-        float, typer.Option(metavar="RATE", help="The size of the first step, as a share of each scale.")
+        float, typer.Option(metavar="RATE", help="Size of the first step, relative to each scale.")
     ] = 0.01
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the order of windows.")] = 0
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the order of windows.")] = 0
 
 
 @with_records
@@ -50,10 +53,10 @@ def distill(  # noqa: PLR0913 (arguments, and records of options)
 ) -> None:
     """Train the scales of a quantized checkpoint against its float model.
 
-    The outputs of its blocks come closer. Both models run on the data, a block in memory at a time. Codes
-    stay, and so do all names, dtypes and shapes: engines load OUT as they load QUANTIZED. Of the scales of
-    each block those with the least error of its output on held-out windows are kept, the ones of QUANTIZED
-    among them. OUT is all or nothing: if the command is interrupted, run it again to resume.
+    Both models run on the data, a block in memory at a time, and training brings the outputs of each
+    quantized block closer to the float block's. Only values of scales change: engines load OUT as they load
+    QUANTIZED. Each block keeps the scales with the least error on held-out windows, which may be those it
+    had. OUT is all or nothing: if the command is interrupted, run it again to resume.
 
     \b
     Examples:

@@ -34,12 +34,18 @@ class Measures(OptionRecord):
     ] = 16
     cloze: Annotated[
         str | None,
-        typer.Option(metavar="FILE", parser=parse_path, help="Text as word/tag, for choices of sentences."),
+        typer.Option(
+            metavar="FILE",
+            parser=parse_path,
+            help="Tagged text (word/tag), from which cloze choices are made.",
+        ),
     ] = None
     cache: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", parser=parse_path, help="Keeps what the reference gives, for other models."
+            metavar="FILE",
+            parser=parse_path,
+            help="Save the outputs of the reference, to use them again for other models.",
         ),
     ] = None
     noise_floor: Annotated[
@@ -52,16 +58,19 @@ class Page(OptionRecord):
     """The page about an evaluation."""
 
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="A page about it and the models.")
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write a page with the results.")
     ] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a page that is there.")] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False
 
 
 @with_records
 def evaluate(  # noqa: PLR0913 (arguments, and records of options)
     models: Annotated[list[str], typer.Argument(metavar="MODEL", parser=parse_path, help=READ)],
     against: Annotated[
-        str, typer.Option(metavar="REFERENCE", parser=parse_path, help="What models are compared with.")
+        str,
+        typer.Option(
+            metavar="REFERENCE", parser=parse_path, help="The checkpoint that models are compared with."
+        ),
     ],
     text: Annotated[
         str, typer.Option(metavar="FILE", parser=parse_path, help="Text, or token ids in .safetensors.")
@@ -75,10 +84,10 @@ def evaluate(  # noqa: PLR0913 (arguments, and records of options)
 ) -> None:
     """Measure how far models are from a reference.
 
-    Perplexity, KL divergence, choices and continuations are measured. Windows, scoring and statistics are as
-    in llama-perplexity, by its names. Models run on their decoded weights in float32, a block in memory at a
-    time, and their inputs are quantized where the checkpoint says so. The noise floor is the reference in
-    bfloat16. Embedding models, such as BERT, are compared by their embeddings.
+    Measures perplexity, KL divergence, cloze choices and greedy continuations, with the windows, the scoring
+    and the statistics of llama-perplexity. Models run on their decoded weights in float32, a block in memory
+    at a time, and inputs of layers are quantized where the checkpoint says so. The noise floor is the
+    reference in bfloat16. Embedding models, such as BERT, are compared by their embeddings.
 
     \b
     Examples:

@@ -21,19 +21,20 @@ def statistics(  # noqa: PLR0913 (arguments, and records of options)
     *,
     data: Annotated[Quantization, only("calibration", "samples", "length", "statistics")],
     gram: Annotated[
-        bool, typer.Option("--gram", help="Gram matrices, too, which gptq and descent take.")
+        bool, typer.Option("--gram", help="Write Gram matrices, too, which gptq and descent need.")
     ] = False,
     machine: Annotated[Machine, only("workers", "max_memory", "device", "executor", "address")],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file of statistics that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing file of statistics.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write statistics of the inputs of layers to a file.
 
-    The model runs on data, and is then quantized from them. Mean squares are as in an importance matrix;
-    Gram matrices take features squared times 4 bytes each. Files of several runs are added. An importance
-    matrix of llama.cpp, .gguf or .dat, is made of such files.
+    The model runs on the data once; commands with --statistics then quantize without data. The file has the
+    mean square of each input, as llama.cpp's importance matrices do, and with --gram the Gram matrix of each
+    layer: its features squared, times 4 bytes. Several files are added. A FILE that ends in .gguf or .dat
+    becomes an importance matrix of llama.cpp.
 
     \b
     Examples:

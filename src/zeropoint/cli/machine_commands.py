@@ -21,14 +21,14 @@ def bench(
     only: Annotated[
         str, typer.Option(metavar="TEXT", help="Only kernels whose name has it, such as int4 or dequantize.")
     ] = "",
-    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Of each kernel; the best one counts.")] = 7,
+    rounds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Runs of each kernel; the fastest counts.")
+    ] = 7,
     workers: Annotated[
         int | None, typer.Option(metavar="N", parser=parse_workers, help="Threads; default: every core.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the bandwidths, an SVG picture.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a plot that is there.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot the bandwidths, as SVG.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing plot.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Time each kernel on 4096 x 4096 values next to a copy.
@@ -53,10 +53,10 @@ def bench(
 
 
 def demo(
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page at its end.")] = Path(
-        "zeropoint-demo.html"
-    ),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a page that is there.")] = False,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="The page with the results.")
+    ] = Path("zeropoint-demo.html"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False,
 ) -> None:
     """Quantize a real model in six ways, and write a page.
 

@@ -139,7 +139,8 @@ class Content(OptionRecord):
         bool, typer.Option("--dequantize-first", help="Dequantize SRC first, then quantize it.")
     ] = False
     dequantize_kept: Annotated[
-        bool, typer.Option("--dequantize-kept", help="Write layers that are not requantized as floats, too.")
+        bool,
+        typer.Option("--dequantize-kept", help="Write quantized layers of SRC that are kept as floats, too."),
     ] = False
 
     def require_meaning(self) -> None:
@@ -180,9 +181,9 @@ class Quantization(OptionRecord):
         typer.Option(
             metavar="FILE|random|self",
             parser=parse_path,
-            help="Text, token ids or inputs such as pixel_values in .safetensors, random tokens, or those "
-            "that the model generates: shows gptq, mse_weighted, ggml and a budget what inputs are like, and "
-            "gives static inputs their scales.",
+            help="What the model runs on, so that methods such as gptq learn from the inputs of layers, and "
+            "static inputs get scales: a text, token ids or inputs such as pixel_values in .safetensors, "
+            "random tokens, or tokens that the model generates itself.",
         ),
     ] = None
     samples: Annotated[
@@ -259,8 +260,8 @@ class LayerBudget(OptionRecord):
         ImportanceName,
         typer.Option(
             "--importance",
-            help="With --budget: layers matter equally, as noise in each moves the logits, or as candidates "
-            "do.",
+            help="With --budget: how much an error in a layer counts: the same in all (equal), or as much as "
+            "noise in the layer (linearity) or its candidates (divergence) move the logits.",
         ),
     ] = ImportanceName.EQUAL
     text: Annotated[
@@ -278,7 +279,7 @@ class LayerBudget(OptionRecord):
             "--refine",
             metavar="N",
             min=0,
-            help="With --budget: generations of an evolution by measured divergence.",
+            help="With --budget: generations of an evolutionary search by measured divergence.",
         ),
     ] = 0
 

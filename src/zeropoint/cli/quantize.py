@@ -36,7 +36,7 @@ def quantize(  # noqa: PLR0913 (arguments, and records of options)
     Embeddings, norms, routers and the head are kept unless --include names them. The report says of each
     tensor what happened and why. OUT is all or nothing: if the command is interrupted, run it again
     to resume. Of several sources, each is written to OUT/its name; one that fails does not stop the others.
-    Of a pipeline of diffusers, the parts are quantized but the autoencoder, and all else is copied.
+    Of a pipeline of diffusers, all parts but the autoencoder are quantized, and the rest is copied.
 
     \b
     Examples:

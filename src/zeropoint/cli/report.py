@@ -23,7 +23,7 @@ def report(
         Path | None,
         typer.Option("-o", "--out", metavar="FILE", help="The page; default: RUN.html next to RUN."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a report that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing report.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write an HTML page about a checkpoint.

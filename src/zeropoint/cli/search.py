@@ -23,12 +23,10 @@ class SearchFiles(OptionRecord):
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the recipe to a new file.")
     ] = None
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a recipe and a plot that are there.")
-    ] = False
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw loss over bits, an SVG picture.")
-    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing recipe and plot.")] = (
+        False
+    )
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot loss over bits, as SVG.")] = None
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write a page next to the recipe, RECIPE.html.")
     ] = True
@@ -49,12 +47,12 @@ def search(  # noqa: PLR0913 (arguments, and records of options)
 ) -> None:
     """Choose a scheme for each layer within a budget.
 
-    The least is lost, and the choice becomes a recipe. One pass over the weights measures each layer under
-    every candidate; the choice that follows is the best one, with proof. --importance linearity measures how
-    much each layer matters, by noise in one at a time and the KL divergence of the logits, and --importance
-    divergence tries every candidate in each layer: the model runs, all of it in memory. Layers that engines
-    run as one get one scheme. What was measured is kept in a file, from which another budget is decided
-    without reading weights, and an interrupted search resumes.
+    One pass over the weights measures the error of each layer under every candidate. The choice of least
+    loss within the budget, proven to be the best, is written as a recipe. --importance linearity weights
+    errors by the KL divergence that noise in a layer causes, --importance divergence by the divergence of
+    each candidate: for both the model runs, all of it in memory. Layers that engines fuse get the same
+    scheme. Measurements are kept in a file: another budget needs no second pass, and an interrupted search
+    resumes.
 
     \b
     Examples:

@@ -158,11 +158,11 @@ def search_checkpoint(
         samples, length: of windows of it, as there.
         imatrix: an importance matrix of llama.cpp, in its place.
         statistics: files of :func:`~zeropoint.gather_statistics` in its place, added where there are several.
-        refine: generations of an evolution by the measured KL divergence of the model.
+        refine: generations of an evolutionary search by the measured KL divergence of the model.
         include, ignore, dequantize_first, workers, max_memory: as for :func:`quantize_checkpoint`.
         fit, device, progress: likewise; the recipe of a search with ``fit`` is for ``quantize_checkpoint``
             with it, too.
-        overwrite: replace a recipe and a plot that are there.
+        overwrite: replace an existing recipe and plot.
         plot: a file for a picture of loss over bits, in SVG.
         report: whether to write a page next to ``out``, with ``.html`` behind its name.
 
