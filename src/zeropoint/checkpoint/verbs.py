@@ -227,7 +227,7 @@ def rotate_checkpoint(
         seed: for the random signs.
         block: size of the Hadamard blocks, a power of two that divides the hidden size; the largest if
             None.
-        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"`` for all floats; each tensor keeps its own if None.
+        dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"`` for all floats; kept if None.
         workers, max_memory, progress: as for :func:`~zeropoint.quantize_checkpoint`.
         overwrite, restart, break_lock, if_exists, spool: likewise.
 
