@@ -30,6 +30,29 @@ def test_a_wrong_type_of_any_argument_of_a_function_about_checkpoints_is_named(n
             getattr(zp, name)(**{**usual, wrong: 5j})
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: zp.quantize(torch.ones(4), [1, 2]), "scheme (=[1, 2]) must be a text"),
+        (lambda: zp.quantize(torch.ones(4), 5), "scheme (=5) must be a text"),
+        (lambda: zp.fake_quantize(torch.ones(4), {}), "scheme (={}) must be a text"),
+        (lambda: zp.dequantize(5), "q (a int) must be a QuantizedTensor"),
+        (lambda: zp.dequantize(torch.ones(4)), "q (a Tensor) must be a QuantizedTensor"),
+        (lambda: zp.get_format(5), "format (=5) must be a name"),
+        (lambda: zp.format_name(None), "format (=None) must be a name"),
+        (lambda: zp.CodebookFormat(5), "values (=5) of a codebook must be numbers"),
+        (lambda: zp.CodebookFormat("ab"), "values (='ab') of a codebook must be numbers"),
+        (lambda: zp.CodebookFormat((1.0,)), "values (length 1) of a codebook must number 2..256"),
+        (lambda: zp.CodebookFormat((1e39, 1e40)), "values of a codebook must be finite in float32"),
+        (lambda: zp.plan("quantize", "int8", 4), "shape (=4) must be a tuple of lengths"),
+    ],
+)
+def test_a_wrong_type_in_a_call_about_tensors_is_named(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(zp.ZeropointError) as failure:
+        call()
+    assert str(failure.value).startswith(says)
+
+
 @each(
     "name, wrong",
     [

@@ -215,7 +215,7 @@ def dequantize(
         >>> dequantize(quantize(torch.tensor([0.5, -1.0]), "int8:narrow"))
         tensor([ 0.5039, -1.0000])
     """
-    if isinstance(q, torch.nn.Module):
+    if not isinstance(q, QuantizedTensor):
         raise UnsupportedError(
             f"q (a {type(q).__name__}) must be a QuantizedTensor; for a model call dequantize_model"
         )

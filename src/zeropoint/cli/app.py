@@ -50,7 +50,7 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
     "The machine": ("workers", "max-memory", "device", "executor", "address", "spool"),
     "What is shown": ("all", "sort", "json", "report", "plot", "out", "help"),
 }  # fmt: skip
-"""Options of each group, without dashes; required options and those of no group stand before them."""
+"""Options of each group, without dashes; required options and ungrouped ones stand before them."""
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "Quantize": ("plan", "quantize", "search", "statistics"),
     "Look": ("report", "verify", "inspect", "compare", "eval", "formats"),

@@ -211,8 +211,10 @@ def get_format(name: str | Format, *, others: Iterable[str] = ()) -> Format:
         >>> get_format("e3m4").max
         Fraction(31, 1)
     """
-    if not isinstance(name, str):
+    if isinstance(name, Format):
         return name
+    if not isinstance(name, str):
+        raise FormatError(f"format (={name!r}) must be a name such as float8_e4m3fn, or a Format")
     key = name.strip().lower()
     named = CATALOG.get(ALIASES.get(key, key))
     if named is not None:
@@ -278,4 +280,5 @@ def format_name(fmt: Format) -> str:
         >>> format_name(FloatFormat(exponent_bits=3, mantissa_bits=4, bias=3, specials=Specials.FINITE))
         'e3m4b3finite'
     """
-    return _NAMES.get(fmt, fmt.spelling)
+    known = get_format(fmt)
+    return _NAMES.get(known, known.spelling)

@@ -48,12 +48,14 @@ class CodebookFormat(Format):
     mantissa_bits: ClassVar[int] = 0  # rules that round to the precision of elements see none
 
     def __post_init__(self) -> None:
-        if not 2 <= len(self.values) <= 1 << 8:
-            raise FormatError(f"values (length {len(self.values)}) of a codebook must number 2..256")
         try:
             values = tuple(float32(v) + 0.0 for v in self.values)
         except OverflowError:
-            values = (math.inf,)
+            values = (math.inf,) * len(self.values)
+        except (TypeError, struct.error):
+            raise FormatError(f"values (={self.values!r}) of a codebook must be numbers") from None
+        if not 2 <= len(values) <= 1 << 8:
+            raise FormatError(f"values (length {len(values)}) of a codebook must number 2..256")
         if not all(math.isfinite(v) for v in values):
             raise FormatError("values of a codebook must be finite in float32")
         if len(set(values)) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -243,7 +244,11 @@ def _signature(
     strides: tuple[int, ...] | None,
     device: str | torch.device,
 ) -> Signature:
-    operand = Operand(shape=tuple(shape), dtype=dtype, strides=strides, device=_resolved(device))
+    try:
+        lengths = tuple(map(operator.index, shape))
+    except TypeError:
+        raise ShapeError(f"shape (={shape!r}) must be a tuple of lengths") from None
+    operand = Operand(shape=lengths, dtype=dtype, strides=strides, device=_resolved(device))
     known = {member.value: member for member in CALLS}
     if op not in known:
         raise UnsupportedError(f"op (={op!r}) must be one of {', '.join(known)}")

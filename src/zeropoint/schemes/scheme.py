@@ -338,7 +338,11 @@ class Scheme:
             >>> str(Scheme.parse("mxfp4_e2m1:scale=even"))
             'float4_e2m1fn:g32:scale=even'
         """
-        return text if isinstance(text, Scheme) else _parse(text)
+        if isinstance(text, Scheme):
+            return text
+        if not isinstance(text, str):
+            raise SchemeError(f"scheme (={text!r}) must be a text such as int4:g128, or a Scheme")
+        return _parse(text)
 
     def __lt__(self, other: object) -> bool:
         """Order schemes by text form: a total order consistent with equality.

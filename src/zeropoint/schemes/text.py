@@ -61,8 +61,6 @@ def words(text: str) -> dict[str, str]:
     >>> words("mxfp4_e2m1:scale=even")
     {'element': 'float4_e2m1fn', 'granularity': 'g32', 'scale': 'even'}
     """
-    if not isinstance(text, str):
-        raise SchemeError(f"scheme (={text!r}) must be a text such as int4:g128, or a Scheme")
     head, *rest = [part.strip() for part in text.strip().split(":")]
     if not head:
         raise SchemeError(
