@@ -7,7 +7,17 @@ from tests.checkpoint.written import save, weight
 
 import zeropoint as zp
 from zeropoint.checkpoint.plan.verdicts import Verdict, facts_of, verdicts
-from zeropoint.codecs.engine_records import LOADED, RAN, REFUSED, SEVERAL, VllmRun, release, runs, ways
+from zeropoint.codecs.engine_records import (
+    LOADED,
+    RAN,
+    REFUSED,
+    SEVERAL,
+    VllmRun,
+    built_in_floats,
+    release,
+    runs,
+    ways,
+)
 from zeropoint.codecs.engines import VLLM, Loads
 
 ARCHITECTURES = {
@@ -97,3 +107,29 @@ def test_another_model_or_layout_has_no_answer_of_these(tmp_path: Path, field: s
     plan = zp.plan_checkpoint(source, "int4:g64", format=layout)
     (found,) = (each for each in verdicts(plan) if each.engine == VLLM)
     assert "ran it" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kept", "why"),
+    [
+        ("LlavaOnevisionForConditionalGeneration", (), "ignore=['*multi_modal_projector.*']"),
+        ("Qwen3OmniMoeForConditionalGeneration", (), "ignore=['*audio_tower.*']"),
+        ("LlavaOnevisionForConditionalGeneration", ("*multi_modal_projector.*",), None),
+        ("LlavaForConditionalGeneration", (), None),
+    ],
+)
+def test_a_layer_that_vllm_builds_in_floats_is_named_with_the_way_to_keep_it(
+    tmp_path: Path, architecture: str, kept: tuple[str, ...], why: str | None
+) -> None:
+    names = (
+        "model.multi_modal_projector.linear_1", "model.audio_tower.layers.0.self_attn.q_proj",
+        "model.language_model.layers.0.self_attn.q_proj", "model.language_model.layers.0.mlp.up_proj",
+    )  # fmt: skip
+    config = {"model_type": "llava", "architectures": [architecture], "dtype": "bfloat16"}
+    source = save(tmp_path / "in", {f"{name}.weight": weight(128, 128).bfloat16() for name in names}, config)
+    plan = zp.plan_checkpoint(source, "w4a16", ignore=kept)
+    (found,) = (each for each in verdicts(plan) if each.engine == VLLM)
+    assert (found.loads is Loads.NO) == (why is not None)
+    if why is not None:
+        assert found.reason.endswith(f"without a quantization; use {why}")
+        assert built_in_floats(plan.source.config or {}, ()) is None

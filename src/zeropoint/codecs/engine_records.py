@@ -1,7 +1,8 @@
 """Records of engines: architectures that vLLM quantizes, and its runs.
 
-vllm_architectures.json holds the architectures of which vLLM's own source hands a quantization on to layers;
-`python benchmarks/vllm_architectures.py` reads it off the release that is installed. Of others nobody looked.
+vllm_architectures.json holds the architectures of which vLLM's own source hands a quantization on to layers,
+and the layers of each that it builds without one; `python benchmarks/vllm_architectures.py` reads both off
+the release that is installed. Of others nobody looked.
 
 vllm_runs.json holds runs of vLLM on a CPU. Each row is a model in a scheme and a layout. An answer is `ran`;
 `loaded`, where vLLM has no kernel for a CPU but held every tensor of the files, bit for bit; or `refused` and
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from ..architectures import Config, classes_of, model_type
+from ..errors import option, printable
 from .block_extents import blocks
-from .engines import DIFFUSERS, HUMMING, MERGING, MLX_LM, TRANSFORMERS, Facts, Loads, Problem
+from .engines import DIFFUSERS, HUMMING, MERGING, MLX_LM, TRANSFORMERS, VLLM, Facts, Loads, Problem
 from .protocol import LayerScheme
 from .tensor_fields import COLUMNS, ROWS
 
@@ -27,6 +29,9 @@ RUNS = Path(__file__).with_name("vllm_runs.json")
 _BY_TYPE = frozenset((TRANSFORMERS, HUMMING, MLX_LM, *MERGING))
 """Engines that build a model by the ``model_type`` of its configuration."""
 _BY_ARCHITECTURE = frozenset((HUMMING, *MERGING))
+_OF_VLLM = frozenset((VLLM, HUMMING))
+_WHOLE = "*"
+"""The name for all layers of a part, which transformers builds inside of vLLM."""
 _PART = "_class_name"
 """The key by which diffusers builds a part of a pipeline."""
 RAN, LOADED, REFUSED = "ran", "loaded", "refused"
@@ -51,17 +56,49 @@ def of_architecture(engine: str, facts: Facts) -> Iterator[Problem]:
         yield Loads.UNCHECKED, "not checked for this architecture"
     if engine == DIFFUSERS and not of_diffusers(facts):
         yield Loads.NO, "it is no part of a pipeline"
+    if engine in _OF_VLLM and facts.in_floats is not None:
+        module, patterns = facts.in_floats
+        keep = option("ignore", patterns)
+        yield Loads.NO, f"{VLLM} {release()} builds {printable(module)} without a quantization; use {keep}"
+
+
+def built_in_floats(family: Config, modules: Iterable[str]) -> tuple[str, Sequence[str]] | None:
+    """Return a layer that vLLM builds in floats, and patterns of all.
+
+    >>> family = {"architectures": ["LlavaOnevisionForConditionalGeneration"]}
+    >>> built_in_floats(family, ["layers.0.up_proj", "multi_modal_projector.linear_1"])
+    ('multi_modal_projector.linear_1', ['*multi_modal_projector.*'])
+    """
+    known = _table()["in_floats"]
+    parts = {part: names for each in classes_of(family) for part, names in known.get(each, {}).items()}
+    first, seen = None, dict[str, dict[str, bool]]()
+    for module in modules if parts else ():
+        *above, last = (name for name in module.split(".") if not name.isdigit())
+        for part, names in parts.items():
+            # A layer that the model itself holds is under one name at most, such as `model`.
+            if part in above if part else len(above) <= 1:
+                is_float = last in names or _WHOLE in names
+                seen.setdefault(part, {})[last] = is_float
+                first = module if first is None and is_float else first
+    if first is None:
+        return None
+    patterns: list[str] = []
+    for part, layers in seen.items():
+        names = [name for name, is_float in layers.items() if is_float]
+        stem = f"*{part}.*" if part else "*"
+        patterns += [stem] if part and all(layers.values()) else [f"{stem}{name}" for name in names]
+    return first, patterns
 
 
 def is_of_vllm(family: Config) -> bool:
     """Return whether vLLM builds a model of its own, with quantized layers."""
-    return not _architectures().isdisjoint(classes_of(family))
+    return not _table()["architectures"].keys().isdisjoint(classes_of(family))
 
 
 @functools.cache
-def _architectures() -> frozenset[str]:
-    found: list[str] = json.loads(ARCHITECTURES.read_text(encoding="utf-8"))["architectures"]
-    return frozenset(found)
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    found: dict[str, Any] = json.loads(ARCHITECTURES.read_text(encoding="utf-8"))
+    return {"architectures": dict.fromkeys(found["architectures"]), "in_floats": found["in_floats"]}
 
 
 class VllmRun(TypedDict):

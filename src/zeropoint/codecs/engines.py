@@ -7,7 +7,7 @@ no engine and no codec: each codec has the rules of its own files.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -43,7 +43,8 @@ class Facts:
     asked: a layer of codes alone whose weight its initialization reads, or None.
     converter: the operation by which it joins experts, where that is unusual, or None.
     split: layers that engines run as one but that do not have one scheme, in a sentence, or None.
-    unusual_experts: whether projections of experts have names of their own.
+    unusual_experts: whether projections of experts have names of their own. in_floats: a layer that vLLM
+    builds without a quantization, and patterns of all of these, or None.
     """
 
     family: Config
@@ -61,6 +62,7 @@ class Facts:
     asked: str | None = None
     converter: str | None = None
     unusual_experts: bool = False
+    in_floats: tuple[str, Sequence[str]] | None = None
     split: str | None
 
 

@@ -17,7 +17,15 @@ import torch
 
 from ...architectures import is_expert, is_transposed, is_usual_expert, split_by_columns, splits_experts
 from ...codecs.containers import CONTAINERS
-from ...codecs.engine_records import LOADED, RAN, answer_to, of_architecture, of_diffusers, release
+from ...codecs.engine_records import (
+    LOADED,
+    RAN,
+    answer_to,
+    built_in_floats,
+    of_architecture,
+    of_diffusers,
+    release,
+)
 from ...codecs.engines import DIFFUSERS, VLLM, EngineRule, Facts, Loads
 from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...codecs.protocol import LayerScheme
@@ -100,6 +108,7 @@ def facts_of(plan: CheckpointPlan) -> Facts:
         converter=_converter(plan),
         unusual_experts=any(is_expert(w.module) and not is_usual_expert(w.module) for w in plan.weights),
         whole_experts=any(is_fused_experts(kept.source) for kept in plan.kept),
+        in_floats=built_in_floats(family, (weight.module for weight in plan.weights)),
         split=next(iter(split_sets(plan.decisions)), None),
     )
 
