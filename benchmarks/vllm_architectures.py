@@ -137,7 +137,7 @@ def layers(
             found = place_of(file, called(call.func))
             if found is not None:
                 yield from _of_part(found, (*path, name), (*inside, place))
-            elif called(call.func).endswith("Linear"):
+            elif called(call.func).endswith(("Linear", "ParallelLMHead")):
                 given = [*call.args, *(each.value for each in call.keywords)]
                 # What ** hands on is not known.
                 unknown = any(each.arg is None for each in call.keywords)

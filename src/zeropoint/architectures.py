@@ -141,6 +141,8 @@ def splits_experts(config: Config) -> bool:
 PIPELINE_INDEX = "model_index.json"
 """The file of a pipeline of diffusers that says which parts it has."""
 
+HEAD = "Head"
+"""The type of layers that make logits, classes or scores of the hidden state."""
 # Each is searched in the last part of a module's name, and where said in the part before it.
 _EMBEDDING = re.compile(
     r"embed|_emb$|position|token_type|codebook|^(wte|wpe|shared|relative_attention_bias)$", re.IGNORECASE
@@ -228,9 +230,9 @@ def layer_type(module: str, config: Config) -> str:
     if _ROUTER.search(last) or parent == "router":
         return "Router"
     if _HEAD.search(last) or _HEAD_PARENT.search(parent) or _TOP_HEAD.match(module):
-        return "Head"
+        return HEAD
     if module in heads_of(config):
-        return "Head"
+        return HEAD
     return "Conv1D" if is_transposed(module, config) else "Linear"
 
 

@@ -1,5 +1,6 @@
 """What `zeropoint plan` says of vLLM is what vLLM did, in every row that was recorded."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,39 @@ def test_a_layer_that_vllm_builds_in_floats_is_named_with_the_way_to_keep_it(
     if why is not None:
         assert found.reason.endswith(f"without a quantization; use {why}")
         assert built_in_floats(plan.source.config or {}, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("scheme", "layout", "loads"),
+    [
+        ("w4a16", "compressed-tensors", Loads.YES),
+        ("fp8_dynamic", "compressed-tensors", Loads.YES),
+        ("int4:g32:asym", "awq", Loads.YES),
+        ("w4a16", "gptq", Loads.YES),
+        ("fp8_dynamic", "quark", Loads.NO),
+        ("fp8_block", "fp8-block", Loads.NO),
+    ],
+)
+def test_a_quantized_head_is_named_where_vllm_looks_for_it(
+    tmp_path: Path, scheme: str, layout: str, loads: Loads
+) -> None:
+    """Seen by hand, too: vLLM 0.32 ran the first, the third and the fourth; it refused the head before."""
+    names = ("lm_head", *(f"model.layers.0.self_attn.{part}_proj" for part in "qkvo"))
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+    source = save(tmp_path / "in", {f"{name}.weight": weight(128, 128).bfloat16() for name in names}, config)
+    zp.quantize_checkpoint(
+        source, tmp_path / "out", scheme, format=layout, include="lm_head", report=False, force=True
+    )
+    section = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    if layout == "compressed-tensors":
+        (group,) = section["config_groups"].values()
+        assert group["targets"] == ["lm_head", "Linear"]
+    elif layout in ("awq", "gptq"):
+        assert section["lm_head"] is True
+    plan = zp.plan_checkpoint(source, scheme, format=layout, include="lm_head")
+    (found,) = (each for each in verdicts(plan) if each.engine == VLLM)
+    assert found.loads is loads
+    assert not found.checked
+    if loads is Loads.NO:
+        assert found.reason.endswith("takes no quantized head in this layout; use ignore='lm_head'")
+    assert zp.verify_checkpoint(tmp_path / "out", source).ok

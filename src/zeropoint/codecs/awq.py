@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from ..architectures import HEAD, layer_type
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..layout.word_lines import WORD
 from ..schemes import Preset
@@ -149,8 +150,15 @@ class Awq(Codec):
             "zero_point": True,
             "version": "gemm",
             "modules_to_not_convert": contents.left_out or None,
+            **({"lm_head": True} if _has_head(contents) else {}),
         }
         return Documents(section=section)
+
+
+def _has_head(contents: Contents) -> bool:
+    """Return whether a head is quantized, which vLLM asks the configuration."""
+    modules = (module.name for module in contents.modules() if module.layer is not None)
+    return any(layer_type(name, contents.family) == HEAD for name in modules)
 
 
 CODEC = Awq()

@@ -30,6 +30,8 @@ _BY_TYPE = frozenset((TRANSFORMERS, HUMMING, MLX_LM, *MERGING))
 """Engines that build a model by the ``model_type`` of its configuration."""
 _BY_ARCHITECTURE = frozenset((HUMMING, *MERGING))
 _OF_VLLM = frozenset((VLLM, HUMMING))
+_WITH_HEADS = frozenset(("compressed-tensors", "gptq", "awq", "modelopt"))
+"""Values of ``quant_method`` under which vLLM 0.32 quantizes a head (ParallelLMHead)."""
 _WHOLE = "*"
 """The name for all layers of a part, which transformers builds inside of vLLM."""
 _PART = "_class_name"
@@ -60,6 +62,10 @@ def of_architecture(engine: str, facts: Facts) -> Iterator[Problem]:
         module, patterns = facts.in_floats
         keep = option("ignore", patterns)
         yield Loads.NO, f"{VLLM} {release()} builds {printable(module)} without a quantization; use {keep}"
+
+    if engine == VLLM and facts.head is not None and facts.section.get("quant_method") not in _WITH_HEADS:
+        keep = option("ignore", facts.head)
+        yield Loads.NO, f"{VLLM} {release()} takes no quantized head in this layout; use {keep}"
 
 
 def built_in_floats(family: Config, modules: Iterable[str]) -> tuple[str, Sequence[str]] | None:
@@ -160,7 +166,7 @@ def ways(facts: Facts) -> list[str]:
 
 def answer_to(facts: Facts) -> str | None:
     """Return the answer for an equal checkpoint, or None."""
-    if not facts.layers or facts.unusual_experts:
+    if not facts.layers or facts.unusual_experts or facts.head is not None:
         return None
     alike = model_type(facts.family), facts.layers[0].codec.name, ways(facts)
     found = (run["answer"] for run in runs() if (run["model_type"], run["layout"], run["ways"]) == alike)

@@ -44,7 +44,7 @@ class Facts:
     converter: the operation by which it joins experts, where that is unusual, or None.
     split: layers that engines run as one but that do not have one scheme, in a sentence, or None.
     unusual_experts: whether projections of experts have names of their own. in_floats: a layer that vLLM
-    builds without a quantization, and patterns of all of these, or None.
+    builds without a quantization, and patterns of all of these, or None. head: a quantized one, or None.
     """
 
     family: Config
@@ -63,6 +63,7 @@ class Facts:
     converter: str | None = None
     unusual_experts: bool = False
     in_floats: tuple[str, Sequence[str]] | None = None
+    head: str | None = None
     split: str | None
 
 

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...architectures import is_expert, is_transposed, is_usual_expert, split_by_columns, splits_experts
+from ...architectures import (
+    HEAD,
+    is_expert,
+    is_transposed,
+    is_usual_expert,
+    layer_type,
+    split_by_columns,
+    splits_experts,
+)
 from ...codecs.containers import CONTAINERS
 from ...codecs.engine_records import (
     LOADED,
@@ -109,6 +117,7 @@ def facts_of(plan: CheckpointPlan) -> Facts:
         unusual_experts=any(is_expert(w.module) and not is_usual_expert(w.module) for w in plan.weights),
         whole_experts=any(is_fused_experts(kept.source) for kept in plan.kept),
         in_floats=built_in_floats(family, (weight.module for weight in plan.weights)),
+        head=next((w.module for w in plan.weights if layer_type(w.module, family) == HEAD), None),
         split=next(iter(split_sets(plan.decisions)), None),
     )
 

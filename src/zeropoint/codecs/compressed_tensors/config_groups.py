@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ...architectures import Config, is_expert
+from ...architectures import HEAD, Config, is_expert, layer_type
 from ...loaded_layers import cannot_decode
 from ...loaded_names import conversion, loaded_names
 from ...patterns import REGEX
@@ -102,7 +102,11 @@ def _groups(contents: Contents) -> list[Group | WrittenGroup]:
     if len(modules) == 1:
         (layer,) = modules
         assert isinstance(layer, LayerScheme)
-        return [Group(layer=layer, targets=(LINEAR, *contents.nonlinear))]
+        # vLLM takes a head for a Linear layer only where it is named, and compressed-tensors warns of names
+        # behind a class that has the layer, too.
+        names = (name for module in modules[layer] for name in loaded_names(module, family))
+        heads = (name for name in names if layer_type(name, family) == HEAD)
+        return [Group(layer=layer, targets=tuple(dict.fromkeys((*heads, LINEAR, *contents.nonlinear))))]
     ordered = _experts_first(modules)
     found = targets(
         [[name for m in modules[layer] for name in loaded_names(m, family)] for layer in ordered],
