@@ -117,6 +117,11 @@ rules:
 - {name: '*.layer.1.*', preset: 'int4:g32:asym'}
 default: w8a8
 """
+HEAD = """
+rules:
+- {{name: lm_head, preset: '{0}'}}
+default: '{0}'
+"""
 FLOATS = "floats"
 ROWS = (
     *(
@@ -149,6 +154,10 @@ ROWS = (
     *(
         Row(model=MINILM, scheme=scheme)
         for scheme in (FLOATS, "int4:g64", "int4:g64:asym", "int4:g128", "w8a8", "fp8_dynamic")
+    ),
+    *(
+        Row(model="qwen3", scheme=f"{scheme} with the head", recipe=HEAD.format(scheme))
+        for scheme in ("w4a16", "w8a8")
     ),
     # Solved on data.
     *(

@@ -22,6 +22,7 @@ RUN = {
     "qwen3 compressed-tensors w4a16_asym": 2.0,
     "qwen3 compressed-tensors mixed": None,  # inputs of w8a8 are rounded, too
     "qwen3 gptq w4a16": 2.0,
+    "qwen3 compressed-tensors w4a16 with the head": 2.0,
     "qwen3_moe compressed-tensors experts apart": 2.0,
 }
 """Rows that run: the largest `rms` over `rounding`, where weights alone are quantized."""

@@ -40,6 +40,8 @@ RAN, LOADED, REFUSED = "ran", "loaded", "refused"
 _RANK = {RAN: 0, LOADED: 1, REFUSED: 2}
 SEVERAL = "several"
 """The way of checkpoints with more than one scheme."""
+HEAD = "head"
+"""The way of checkpoints with a quantized head."""
 
 
 def of_diffusers(facts: Facts) -> bool:
@@ -161,12 +163,13 @@ def way(layer: LayerScheme) -> str:
 def ways(facts: Facts) -> list[str]:
     """Return the loader paths of a checkpoint; experts have their own."""
     found = {*map(way, facts.layers), *(f"{way(layer)} in experts" for layer in facts.experts)}
-    return [*sorted(found), *([SEVERAL] if len(facts.layers) > 1 else [])]
+    rest = (SEVERAL, len(facts.layers) > 1), (HEAD, facts.head is not None)
+    return [*sorted(found), *(name for name, there in rest if there)]
 
 
 def answer_to(facts: Facts) -> str | None:
     """Return the answer for an equal checkpoint, or None."""
-    if not facts.layers or facts.unusual_experts or facts.head is not None:
+    if not facts.layers or facts.unusual_experts:
         return None
     alike = model_type(facts.family), facts.layers[0].codec.name, ways(facts)
     found = (run["answer"] for run in runs() if (run["model_type"], run["layout"], run["ways"]) == alike)
