@@ -22,7 +22,8 @@ from typing import NamedTuple
 TABLE = Path(__file__).parent.parent / "src" / "zeropoint" / "codecs" / "vllm_architectures.json"
 MODELS = "model_executor/models"
 REGISTRY = f"{MODELS}/registry.py"
-QUANTIZATION = "quant_config"
+QUANTIZATION, IGNORED = "quant_config", "_ignore_quant_config"
+"""The argument of layers, and in the name of methods that make None of it for some layouts."""
 MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Layers that files have apart."""
 WHOLE = "*"
@@ -126,38 +127,42 @@ def attributes(place: Place) -> Iterator[tuple[Path, str, ast.expr]]:
             yield from attributes(found)
 
 
+def is_handed(call: ast.Call, by: tuple[str, ...] = (QUANTIZATION, "vllm_config")) -> bool:
+    """Return whether a call hands a quantization on, as far as it can be seen."""
+    if any(each.arg is None for each in call.keywords):
+        return True  # what ** hands on is not known
+    named = [each.value for each in call.keywords if each.arg == QUANTIZATION]
+    given = " ".join(map(ast.dump, named or [*call.args, *(each.value for each in call.keywords)]))
+    return any(name in given for name in by) and IGNORED not in given
+
+
 def layers(
-    place: Place, path: tuple[str, ...] = (), inside: tuple[Place, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield the path of each linear layer of a class, and whether it is handed a quantization."""
+    place: Place, path: tuple[str, ...] = (), inside: tuple[Place, ...] = (), *, handed: bool = True
+) -> Found:
+    """Yield the linear layers of a class, which is handed a quantization or not."""
     if len(inside) > DEEPEST or place in inside:
         return
     for file, name, value in attributes(place):
         for call in (node for node in ast.walk(value) if isinstance(node, ast.Call)):
-            found = place_of(file, called(call.func))
+            found, given = place_of(file, called(call.func)), handed and is_handed(call)
             if found is not None:
-                yield from _of_part(found, (*path, name), (*inside, place))
+                yield from _of_part(found, (*path, name), (*inside, place), handed=given)
             elif called(call.func).endswith(("Linear", "ParallelLMHead")):
-                given = [*call.args, *(each.value for each in call.keywords)]
-                # What ** hands on is not known.
-                unknown = any(each.arg is None for each in call.keywords)
-                quantized = unknown or any(QUANTIZATION in ast.dump(each) for each in given)
-                yield from (((*path, each), quantized) for each in MERGED.get(name, (name,)))
+                given = handed and is_handed(call, (QUANTIZATION,))
+                yield from (((*path, each), given) for each in MERGED.get(name, (name,)))
             elif called(call.func) in of_transformers(file) or "AutoModel" in ast.dump(call.func):
                 yield (*path, name, WHOLE), False
 
 
-def _of_part(
-    part: Place, path: tuple[str, ...], inside: tuple[Place, ...]
-) -> Iterator[tuple[tuple[str, ...], bool]]:
+def _of_part(part: Place, path: tuple[str, ...], inside: tuple[Place, ...], *, handed: bool) -> Found:
     """Yield the layers of a class, or of the classes that a function makes objects of."""
     if isinstance(part.node, ast.ClassDef):
-        yield from layers(part, path, inside)
+        yield from layers(part, path, inside, handed=handed)
         return
     for call in (node for node in ast.walk(part.node) if isinstance(node, ast.Call)):
         made = place_of(part.file, called(call.func))
         if made is not None and isinstance(made.node, ast.ClassDef):
-            yield from layers(made, path, inside)
+            yield from layers(made, path, inside, handed=handed and is_handed(call))
 
 
 def in_floats(place: Place) -> dict[str, list[str]]:

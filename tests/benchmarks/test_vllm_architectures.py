@@ -20,13 +20,13 @@ class Tower(Layer):
 """
 MODEL = """
 from transformers import WhisperEncoder as Whisper
-from .tower import Tower as Vision
+from .tower import Tower, Tower as Vision
 
 def projector(config):
-    return Projector(config)
+    return Projector(config, config.quant_config)
 
 class Projector:
-    def __init__(self, config):
+    def __init__(self, config, quant_config):
         self.linear_1 = nn.Linear(1, 1)
         self.linear_2 = RowParallelLinear(1, 1, **config.given)
 
@@ -35,6 +35,7 @@ class Model:
         self.vision, self.count = Vision(vllm_config, vllm_config.quant_config), 1
         self.audio_tower = Whisper(vllm_config)
         self.projector = projector(vllm_config)
+        self.floats = Tower(vllm_config, quant_config=None)
         self.head = nn.Linear(1, 1, bias=False)
         self.layers = make_layers(lambda prefix: Block(vllm_config.quant_config))
 
@@ -55,6 +56,7 @@ def test_layers_without_a_quantization_are_found_by_the_part_that_holds_them(
     assert in_floats(model) == {
         "": ["head"],
         "audio_tower": ["*"],
+        "floats": ["fc1", "k_proj", "q_proj", "v_proj"],
         "projector": ["linear_1"],
         "vision": ["k_proj", "q_proj", "v_proj"],
     }
