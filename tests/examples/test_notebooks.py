@@ -72,6 +72,18 @@ def test_a_notebook_shows_what_it_gives(name: str, tmp_path: Path) -> None:
         assert compared(after) == compared(before), source
 
 
+def test_the_plan_that_a_notebook_shows_is_made_by_this_version(tmp_path: Path) -> None:
+    """Plans name what engines load, which changes more often than the slow test of the notebook runs."""
+    checked_in = json.loads((FOLDER / "first_checkpoint.ipynb").read_text(encoding="utf-8"))
+    plan = next(n for n, cell in enumerate(checked_in["cells"]) if "plan_checkpoint(" in cell["source"][0])
+    checked_in["cells"] = checked_in["cells"][: plan + 1]
+    path = tmp_path / "plan.ipynb"
+    path.write_text(json.dumps(checked_in), encoding="utf-8")
+    before, now = outputs(checked_in)[-1], outputs(executor().executed(path, tmp_path))[-1]
+    assert {"text/html", "text/plain"} <= now[1].keys()
+    assert now == before
+
+
 def masked(shown: dict[str, str]) -> dict[str, str]:
     """Return what is printed without its numbers; of pictures and tables, that they are there."""
     found = {kind: text for kind, text in shown.items() if text}
