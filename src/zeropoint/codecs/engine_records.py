@@ -76,12 +76,13 @@ def built_in_floats(family: Config, modules: Iterable[str]) -> tuple[str, Sequen
     >>> family = {"architectures": ["LlavaOnevisionForConditionalGeneration"]}
     >>> built_in_floats(family, ["layers.0.up_proj", "multi_modal_projector.linear_1"])
     ('multi_modal_projector.linear_1', ['*multi_modal_projector.*'])
+    >>> built_in_floats(family, ["0", "1.0"])
     """
     known = _table()["in_floats"]
     parts = {part: names for each in classes_of(family) for part, names in known.get(each, {}).items()}
     first, seen = None, dict[str, dict[str, bool]]()
     for module in modules if parts else ():
-        *above, last = (name for name in module.split(".") if not name.isdigit())
+        *above, last = [name for name in module.split(".") if not name.isdigit()] or [module]
         for part, names in parts.items():
             # A layer that the model itself holds is under one name at most, such as `model`.
             if part in above if part else len(above) <= 1:
