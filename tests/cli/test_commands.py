@@ -80,6 +80,17 @@ def test_help_has_examples(command: str) -> None:
     assert "\b" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("eval", {"--against", "--text"}), ("search", {"--budget"}), ("distill", {"--calibration"})],
+)
+def test_help_has_required_options_in_a_group_of_their_own(command: str, options: set[str]) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"]).stdout
+    group = shown.partition("\nRequired:\n")[2].partition("\n\n")[0]
+    assert {word for word in group.split() if word.startswith("--")} >= options
+    assert "[required]" not in shown.replace(group, "").partition("\n\nRequired")[2]
+
+
 def test_help_names_every_method_of_checkpoints() -> None:
     shown = CliRunner().invoke(app, ["quantize", "--help"]).stdout
     said = " ".join(shown.split()).partition("The method and its data:")[2].partition(".")[0]
