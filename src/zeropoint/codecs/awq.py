@@ -10,7 +10,8 @@ little-endian):
 
 A part of a weight is some of its inputs: whole lines of all three. The configuration says ``{"quant_method":
 "awq", "bits": 4, "group_size": g, "zero_point": true, "version": "gemm", "modules_to_not_convert": [...]}``;
-loaders take an entry of the last for a part of a module's name.
+loaders take an entry of the last for a part of a module's name. vLLM takes a quantized head where ``lm_head``
+is true.
 
 Source: AutoAWQ 0.2.9 (awq/modules/linear/gemm.py, from_linear; awq/utils/packing_utils.py). This module opens
 no file.
@@ -23,7 +24,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..architectures import HEAD, layer_type
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..layout.word_lines import WORD
 from ..schemes import Preset
@@ -150,15 +150,9 @@ class Awq(Codec):
             "zero_point": True,
             "version": "gemm",
             "modules_to_not_convert": contents.left_out or None,
-            **({"lm_head": True} if _has_head(contents) else {}),
+            **({"lm_head": True} if contents.heads else {}),
         }
         return Documents(section=section)
-
-
-def _has_head(contents: Contents) -> bool:
-    """Return whether a head is quantized, which vLLM asks the configuration."""
-    modules = (module.name for module in contents.modules() if module.layer is not None)
-    return any(layer_type(name, contents.family) == HEAD for name in modules)
 
 
 CODEC = Awq()

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ..architectures import Config
+from ..architectures import HEAD, Config, layer_type
 from ..errors import CheckpointError, UnsupportedError, printable
 from ..loaded_names import loaded_names
 from ..params import QuantizationParams
@@ -114,6 +114,12 @@ class Contents:
     def left_out(self) -> list[str]:
         """Kept modules by the names in files and in transformers."""
         return list(dict.fromkeys(name for m in self.kept for name in loaded_names(m, self.family)))
+
+    @property
+    def heads(self) -> list[str]:
+        """Quantized heads by the names in files and in transformers."""
+        quantized = (n for m in self.modules() if m.layer for n in loaded_names(m.name, self.family))
+        return [name for name in quantized if layer_type(name, self.family) == HEAD]
 
     def only_layer(self, title: str) -> LayerScheme:
         """Return the only layer scheme; raises CheckpointError for several.

@@ -257,7 +257,7 @@ TOKENS = 200
 _ROWS = 16
 """Tokens whose probabilities are held at once in float64: vocabularies are large."""
 _ANOTHER, _FAR = 2.0, 1.0
-"""A result is another model from this KL divergence on, in nats, and from this relative squared error."""
+"""KL divergence in nats, and relative squared error, of a result that counts as another model."""
 
 
 def compared(

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ...architectures import HEAD, Config, is_expert, layer_type
+from ...architectures import Config, is_expert
 from ...loaded_layers import cannot_decode
 from ...loaded_names import conversion, loaded_names
 from ...patterns import REGEX
@@ -104,9 +104,8 @@ def _groups(contents: Contents) -> list[Group | WrittenGroup]:
         assert isinstance(layer, LayerScheme)
         # vLLM takes a head for a Linear layer only where it is named, and compressed-tensors warns of names
         # behind a class that has the layer, too.
-        names = (name for module in modules[layer] for name in loaded_names(module, family))
-        heads = (name for name in names if layer_type(name, family) == HEAD)
-        return [Group(layer=layer, targets=tuple(dict.fromkeys((*heads, LINEAR, *contents.nonlinear))))]
+        names = dict.fromkeys((*contents.heads, LINEAR, *contents.nonlinear))
+        return [Group(layer=layer, targets=tuple(names))]
     ordered = _experts_first(modules)
     found = targets(
         [[name for m in modules[layer] for name in loaded_names(m, family)] for layer in ordered],
