@@ -73,6 +73,7 @@ SIZES = {
 TINY: dict[str, dict[str, Any]] = {
     "qwen3": SIZES, "gemma3": {**SIZES, "query_pre_attn_scalar": 64},
     "qwen3_moe": {**SIZES, "moe_intermediate_size": 128}, "mixtral": {**SIZES, "intermediate_size": 256},
+    "gpt2": {"n_embd": 256, "bos_token_id": None, "eos_token_id": None},
 }  # fmt: skip
 
 
@@ -159,6 +160,8 @@ ROWS = (
         Row(model="qwen3", scheme=f"{scheme} with the head", recipe=HEAD.format(scheme))
         for scheme in ("w4a16", "w8a8")
     ),
+    *(Row(model="gpt2", scheme=scheme) for scheme in (FLOATS, "w4a16", "w4a16_asym")),
+    Row(model="gpt2", scheme="w4a16", layout="gptq"), Row(model="gpt2", scheme="w4a16_asym", layout="awq"),
     # Solved on data.
     *(
         Row(model="smollm2", scheme=scheme, layout=layout, calibrated=True, options=(("quality", "good"),))
@@ -177,6 +180,7 @@ ROWS = (
         )
     ),
     Row(model="qwen3", scheme="nvfp4", calibrated=True),
+    *(Row(model="gpt2", scheme=scheme) for scheme in ("w8a16", "nvfp4a16", "mxfp4a16")),
     Row(model="qwen3", scheme="fp8_block", layout="fp8-block"),
     *(
         Row(model="qwen3", scheme=scheme, layout="modelopt")

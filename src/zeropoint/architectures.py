@@ -197,9 +197,9 @@ def layer_type(module: str, config: Config) -> str:
     """Return a matrix module's layer type, from its name.
 
     Returns: ``Embedding``, ``Norm``, ``Router``, ``Head``, ``Adapter``, ``Draft`` for what drafts tokens,
-    ``Indexer`` for what engines run in floats, ``Conv1D`` for a transposed weight, or ``Linear``. In parts of
-    pipelines of diffusers also ``Modulation`` for layers of norms (AdaLN), and ``Outer`` for layers outside
-    of blocks, such as the first and the last one.
+    ``Indexer`` for what engines run in floats, or ``Linear``. In parts of pipelines of diffusers also
+    ``Modulation`` for layers of norms (AdaLN), and ``Outer`` for layers outside of blocks, such as the first
+    and the last one.
 
     >>> [layer_type(name, {}) for name in ("model.embed_tokens", "lm_head", "model.layers.0.mlp.up_proj")]
     ['Embedding', 'Head', 'Linear']
@@ -233,7 +233,7 @@ def layer_type(module: str, config: Config) -> str:
         return HEAD
     if module in heads_of(config):
         return HEAD
-    return "Conv1D" if is_transposed(module, config) else "Linear"
+    return "Linear"
 
 
 # The input embeddings that a tied head takes its weight from.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -152,13 +152,13 @@ def _cutting(config: Config) -> Iterator[Any]:
 class _NoWeightError(AttributeError):
     """The error of a layer without a weight."""
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__("'Linear' object has no attribute 'weight'")
         self.layer = layer
 
 
-class _Packed(nn.Linear):
-    """A linear layer that has packed codes in place of a weight."""
+class _Packed(nn.Module):
+    """A layer that has packed codes in place of a weight."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
@@ -166,14 +166,30 @@ class _Packed(nn.Linear):
         return super().__getattr__(name)
 
 
+def _packed(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (_Packed, kind), {})
+
+
 @of_model(frozenset[str]())
 def asked_layers(model: Any) -> frozenset[str]:
     """Return the linear layers whose weights transformers' initialization reads."""
-    modules, asked = dict(model.named_modules()), set[nn.Linear]()
-    weights = {m: dict(m.named_parameters())["weight"] for m in modules.values() if type(m) is nn.Linear}
-    for layer in weights:
+    return _asked(model, _packed)
+
+
+@of_model(frozenset[str]())
+def asked_in_any_class(model: Any) -> frozenset[str]:
+    """Return the layers of which the same holds whatever their class is."""
+    return _asked(model, lambda _: _Packed)
+
+
+def _asked(model: Any, instead: Callable[[type[nn.Module]], type[nn.Module]]) -> frozenset[str]:
+    """Return the layers whose weights are read in another class."""
+    modules, asked = dict(model.named_modules()), set[nn.Module]()
+    layers = [m for m in modules.values() if type(m) is nn.Linear or type(m).__name__ == "Conv1D"]
+    weights = {layer: (type(layer), layer.get_parameter("weight")) for layer in layers}
+    for layer, (kind, _) in weights.items():
         del layer.weight
-        layer.__class__ = _Packed
+        layer.__class__ = instead(kind)
     owners = {"": model}
     with torch.no_grad():
         for name, module in modules.items():
@@ -181,8 +197,8 @@ def asked_layers(model: Any) -> frozenset[str]:
             owners[name] = module if hasattr(module, "_init_weights") else owner
             while (found := _missing(owners[name], module)) is not None:
                 asked.add(found)
-                found.__class__ = nn.Linear
-                found.register_parameter("weight", weights[found])
+                found.__class__, weight = weights[found]
+                found.register_parameter("weight", weight)
     return frozenset(name for name, module in modules.items() if module in asked)
 
 
@@ -207,7 +223,7 @@ def special_layers(model: Any) -> frozenset[str]:
     )
 
 
-def _missing(owner: Any, module: nn.Module) -> nn.Linear | None:
+def _missing(owner: Any, module: nn.Module) -> nn.Module | None:
     """Return the packed layer whose weight ``module``'s initialization reads."""
     try:
         owner._init_weights(module)

@@ -176,10 +176,9 @@ def answers(found: Built, folder: Path) -> dict[str, str] | str:
     try:
         fitting = _fitting(source, animal)
     except ZeropointError as error:
-        animal = replace(animal, include=_transposed(source))
-        if not animal.include:
+        if not _has_transposed(source):
             return f"{error}".partition(";")[0]
-        fitting = _fitting(source, animal)
+        fitting = ROWS
     made = {}
     for column in SWEPT:
         out = folder / column
@@ -202,11 +201,10 @@ def _alone(animal: Animal, source: Path) -> str | None:
     return found
 
 
-def _transposed(source: Path) -> tuple[str, ...]:
-    """Return the weights that lie transposed in their files, which are kept unless they are named."""
+def _has_transposed(source: Path) -> bool:
+    """Return whether weights lie transposed in their files, which some layouts hold."""
     opened = open_source(source)
-    stems = [name.removesuffix(".weight") for name in opened.entries if name.endswith(".weight")]
-    return tuple(stem for stem in stems if is_transposed(stem, opened.config or {}))
+    return any(is_transposed(name.removesuffix(".weight"), opened.config or {}) for name in opened.entries)
 
 
 def _fitting(source: Path, animal: Animal) -> str:
@@ -254,9 +252,6 @@ def _of_gptq(animal: Animal, source: Path, folder: Path) -> str:
     if given != "input_ids":
         return f"no: it {TEXT_ALONE}, and the main input here is {given}"
     answer, experts = _of_layout(animal, source, folder / "codes")
-    named = () if animal.include else _transposed(source)
-    if answer.startswith("nothing written") and named:
-        answer, experts = _of_layout(replace(animal, include=named), source, folder / "named")
     if experts and not animal.ignore:
         kept, _ = _of_layout(replace(animal, ignore=experts), source, folder / "kept")
         if kept == Loads.PARTLY.value:

@@ -180,6 +180,23 @@ def test_a_layer_that_is_asked_for_stays_unless_most_values_are_in_such_layers(
     assert kept == any("asks for its weight" in note for note in plan.notes)
 
 
+@pytest.mark.parametrize(("codec", "scheme"), [(GPTQ, "int4:g32"), (AWQ, "int4:g32:asym")])
+def test_a_layer_that_is_asked_for_stays_where_one_without_a_weight_takes_its_place(
+    codec: Codec, scheme: str, tmp_path: Path
+) -> None:
+    """GPTBigCodeBlock asks for the weight of each ``c_proj`` below it, whatever its class is."""
+    name, other = "transformer.h.0.mlp.c_proj.weight", "transformer.h.0.mlp.c_fc.weight"
+    tensors, of = {name: weight(64, 64), other: weight(128, 64)}, config("gpt_bigcode", n_embd=64, n_head=2)
+    source = open_source(written(tmp_path / "in", tensors, of))
+    plan = make_plan(source, scheme, codec=codec, limits=ONE)
+    assert [d.entry.name for d in plan.unfit] == [name]
+    alone = make_plan(source, scheme, codec=codec, limits=ONE, selection=Selection(ignore=(other,)))
+    for made, loads in ((plan, Loads.PARTLY), (alone, Loads.NO)):
+        (verdict,) = (v for v in verdicts(made) if v.engine == TRANSFORMERS)
+        assert verdict.loads is loads
+    assert make_plan(source, "int4:g32", limits=ONE).unfit == ()
+
+
 PROJECTOR = "model.projector.layers"
 
 

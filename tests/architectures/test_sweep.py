@@ -19,7 +19,7 @@ from zeropoint.checkpoint.plan.tied import tied_heads
 from zeropoint.checkpoint.plan.verdicts import verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.compressed_tensors import CODEC
-from zeropoint.codecs.compressed_tensors.tested import NO_LINEAR, SWEPT_COLUMNS, TEXT_ALONE, swept
+from zeropoint.codecs.compressed_tensors.tested import ASKED, NO_LINEAR, SWEPT_COLUMNS, TEXT_ALONE, swept
 from zeropoint.codecs.engines import TRANSFORMERS, Facts, Loads
 from zeropoint.codecs.gptq import CODEC as GPTQ
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -49,8 +49,12 @@ def test_every_architecture_has_a_row_and_none_is_wrong_in_silence() -> None:
 
 @pytest.mark.parametrize("column", SWEPT)
 def test_most_that_could_be_made_small_work(column: str) -> None:
+    """GPTQ files of some architectures are read by no release of transformers, not even those of GPTQModel."""
+    never = (TEXT_ALONE, ASKED) if column == "gptq" else ()
     answered = [
-        row for row in TRIED if word(row[column]) != "nothing written" and TEXT_ALONE not in row[column]
+        row
+        for row in TRIED
+        if word(row[column]) != "nothing written" and not any(mark in row[column] for mark in never)
     ]
     assert len(answered) > (350 if column == "gptq" else 500)
     assert sum(works(row[column]) for row in answered) >= 0.95 * len(answered)

@@ -58,15 +58,14 @@ class Trial:
 
     problem: the first thing that is wrong, or None. verdict: what the table of engines says of transformers.
     refused: whether `quantize` would not have written it. option: whether it was loaded as bfloat16, which
-    the original is not. named: whether its weights must be named. kept: why linear weights stay floats.
-    experts: the tensors that its experts come from.
+    the original is not. kept: why linear weights stay floats. experts: the tensors that its experts come
+    from.
     """
 
     problem: str | None
     verdict: Verdict
     refused: bool
     option: bool
-    named: bool
     kept: tuple[str, ...]
     experts: tuple[str, ...]
 
@@ -79,8 +78,6 @@ class Trial:
             return f"{word}: {self.verdict.reason if known else self.problem}"
         if self.option:
             return "yes: with dtype=torch.bfloat16"
-        if self.named:
-            return "yes: where --include names its Conv1D weights, which are kept otherwise"
         return "yes" + (f": but some are kept ({'; '.join(self.kept)})" if self.kept else "")
 
     @property
@@ -125,7 +122,7 @@ def tried(animal: Animal, source: Path, column: str, folder: Path) -> Trial:
     option = dtype is not None and any(weight.dtype != dtype for weight in plan.weights)
     return Trial(
         problem=problem, verdict=verdict,
-        refused=refusal(plan) is not None, option=option, named=bool(animal.include),
+        refused=refusal(plan) is not None, option=option,
         kept=tuple(dict.fromkeys(d.reason for d in plan.unfit)),
         experts=experts_of(plan),
     )  # fmt: skip

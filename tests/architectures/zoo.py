@@ -155,7 +155,6 @@ TEXT = (
             "GPT2Config", vocab_size=VOCABULARY, n_embd=HIDDEN, n_layer=2, n_head=2, n_positions=64,
             bos_token_id=1, eos_token_id=2,
         ),
-        include=("*.c_attn", "*.c_proj", "*.c_fc"),
     ),
     Animal(
         name="Mamba", kind="text", model="MambaForCausalLM", inputs=_ids,

@@ -23,7 +23,9 @@ from zeropoint.codecs.registry import DEFAULT, get_codec
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 GGUF = get_codec("gguf")
 NAMES = list(tiny_families.FAMILIES)
-NEAR = dict.fromkeys(("gemma2", "gemma3", "gemma4", "gemma4_shared", "gemma4_moe", "starcoder2"), 2e-2)
+NEAR = dict.fromkeys(
+    ("gpt2", "gemma2", "gemma3", "gemma4", "gemma4_shared", "gemma4_moe", "starcoder2"), 2e-2
+)
 """ggml's GELU is a table in float16."""
 _LATENT = ("attn_k_b.weight", "attn_v_b.weight")
 OTHER_TYPES = dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm_moe_dsa"), _LATENT)

@@ -88,6 +88,10 @@ FAMILIES: Mapping[str, Callable[[], transformers.PretrainedConfig]] = {
             "original_max_position_embeddings": 256,
         }, original_max_position_embeddings=256,
     ),
+    "gpt2": _config(
+        "GPT2", vocab_size=360, n_embd=64, n_layer=2, n_head=4, n_positions=128, n_ctx=128, bos_token_id=1,
+        eos_token_id=2,
+    ),
     "starcoder2": _config("Starcoder2", **_MODEL, use_bias=True, sliding_window=None),
     "stablelm": _config("StableLm", **_MODEL, use_qkv_bias=True),
     "gemma2": _config("Gemma2", **_MODEL, head_dim=16, sliding_window=16, query_pre_attn_scalar=16),

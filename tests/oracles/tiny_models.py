@@ -65,6 +65,7 @@ def config_of(name: str, vocab_size: int, **sizes: Any) -> transformers.Pretrain
         "gemma3": lambda: t.Gemma3TextConfig(
             **{**decoder, "num_hidden_layers": 7}, head_dim=32, query_pre_attn_scalar=32, sliding_window=16
         ),
+        "gpt2": lambda: t.GPT2Config(n_embd=128, n_layer=2, n_head=4, vocab_size=vocab_size),
         "bert": lambda: t.BertConfig(**SIZES, vocab_size=vocab_size),
     }
     config = makes[name]()

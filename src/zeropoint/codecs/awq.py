@@ -29,7 +29,7 @@ from ..layout.word_lines import WORD
 from ..schemes import Preset
 from . import word_layers
 from .block_extents import blocks
-from .engines import Facts, Loads, Problem, loader_not_run, rules
+from .engines import CONV1D, Facts, Loads, Problem, loader_not_run, rules
 from .held_schemes import SchemePattern, require_held
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import (
@@ -96,6 +96,8 @@ class AwqReader(Reader):
 
 def _transformers(facts: Facts) -> Iterator[Problem]:
     yield from word_layers.transformers(facts)
+    if facts.transposed:
+        yield Loads.NO, CONV1D
     yield Loads.PARTLY, "5.23 runs it with gptqmodel 7.7"
 
 

@@ -175,8 +175,8 @@ def of_transformers(facts: Facts) -> Iterator[Problem]:
     """Yield what transformers does not read of either layout of bitsandbytes."""
     if facts.experts:
         yield Loads.NO, "it quantizes linear layers in this layout, and experts are none there"
-    if facts.nonlinear or facts.transposed:
-        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read in this layout"
+    if facts.nonlinear:
+        yield Loads.NO, "quantized embeddings and routers are not read in this layout"
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
@@ -206,6 +206,7 @@ class Bitsandbytes(Codec):
     reader = BitsandbytesReader
     defaults = MappingProxyType({"dialect": _DIALECT.name})
     methods = (QUANT_METHOD,)
+    replaces_conv1d = True
 
     @property
     def negative_scales(self) -> bool:  # type: ignore[override]  # a class says it for all files elsewhere

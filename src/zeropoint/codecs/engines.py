@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..architectures import Config
+from ..errors import printable
 
 if TYPE_CHECKING:
     from .protocol import LayerScheme
@@ -35,8 +36,9 @@ class Facts:
 
     family: the model's configuration. layers: the schemes of its weights. experts: the schemes of experts.
     section: what its configuration says of quantization. nonlinear: whether embeddings or routers are
-    quantized. transposed: whether weights are that lie transposed in their files. wider: whether a weight had
-    more than 16 bits, or float16's. whole_experts: whether fused experts are kept as one tensor.
+    quantized. transposed: whether weights of Conv1D are, which float files have as (in, out). own_name: codes
+    of such a weight under its own name, or None. wider: whether a weight had more than 16 bits, or float16's.
+    whole_experts: whether fused experts are kept as one tensor.
     single_experts: whether some are written one by one that transformers has in one and does not join.
     joined_floats: floats of which it makes another weight, or None. cut: a layer, not of experts, of which it
     makes others, or None. uncut: a layer that it cuts from another and that is not quantized, or None.
@@ -64,6 +66,7 @@ class Facts:
     unusual_experts: bool = False
     in_floats: tuple[str, Sequence[str]] | None = None
     head: str | None = None
+    own_name: str | None = None
     split: str | None
 
 
@@ -105,6 +108,12 @@ def fused_alike(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, facts.split
 
 
+def _own_names(facts: Facts) -> Iterator[Problem]:
+    """Yield the problem of codes that vLLM takes for floats."""
+    if facts.own_name is not None:
+        yield Loads.NO, f"it transposes {printable(facts.own_name)} of a Conv1D, where there are codes"
+
+
 def in_turn(*given: EngineRule) -> EngineRule:
     """Return the rule with the problems of several rules."""
     return lambda facts: (problem for rule in given for problem in rule(facts))
@@ -129,6 +138,8 @@ no_safetensors = always(Loads.NO, "it reads ONNX models, no safetensors")
 """The rule of onnxruntime, of layouts in safetensors files."""
 not_gguf = always(Loads.NO, "it reads GGUF, and its converter does not know this layout")
 """The rule of llama.cpp, of other layouts in safetensors files."""
+CONV1D = "weights of Conv1D are read in the layouts of bitsandbytes and GPTQ alone"
+"""The rule of transformers for weights that files of floats have as (in, out)."""
 not_read = always(Loads.NO, "it does not read this layout")
 loader_not_run = always(Loads.UNCHECKED, "it has a loader for this layout, which did not run here")
 not_checked = always(Loads.UNCHECKED, "not reviewed for this layout")
@@ -143,6 +154,8 @@ def rules(**known: EngineRule) -> MappingProxyType[str, EngineRule]:
     >>> list(rules()) == list(ENGINES)
     True
     """
+    if "vllm" in known:
+        known["vllm"] = in_turn(_own_names, known["vllm"])
     every = dict.fromkeys(ENGINES, not_checked) | {LLAMA_CPP: not_gguf, ONNXRUNTIME: no_safetensors}
     every |= dict.fromkeys((MLX_LM, HUMMING, DIFFUSERS), not_read)
     every[SGLANG] = known.get("vllm", not_checked)

@@ -248,6 +248,7 @@ class Gptq(Codec):
     reader = GptqReader
     negative_scales = True
     divisible = ()
+    replaces_conv1d = True
 
     def layout(self, layer: LayerScheme) -> str:
         weight, element = layer.weight, layer.weight.element

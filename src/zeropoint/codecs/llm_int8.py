@@ -105,6 +105,7 @@ class LlmInt8(Codec):
         diffusers=loader_not_run,
     )
     methods = (QUANT_METHOD,)
+    replaces_conv1d = True
     code_dtypes = ("I8",)
     reader = LlmInt8Reader
 

@@ -191,8 +191,8 @@ _MIXABLE = (*_FLOAT4, "FP8")
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from known_engines.fused_alike(facts)
-    if facts.nonlinear or facts.transposed:
-        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
+    if facts.nonlinear:
+        yield Loads.NO, "quantized embeddings and routers are not read"
     odd = next((layer for layer in facts.layers if layer.layout not in _MIXABLE), None)
     if odd is not None and len(facts.layers) > 1:
         yield Loads.NO, f"{odd.layout} is read where all layers have it"

@@ -204,6 +204,7 @@ class Codec(Protocol):
         separator: between a module's name and a suffix, in the name of a tensor.
         keeps_codes: whether its documents can describe layers with codes kept from a source of its own.
         divisible: layouts that transformers cuts and joins; None for all, () where it puts other layers in.
+        replaces_conv1d: whether transformers puts quantized layers in the place of its Conv1D, too.
     """
 
     name: str
@@ -227,6 +228,7 @@ class Codec(Protocol):
     separator: str = "."
     keeps_codes: bool = False
     divisible: tuple[str, ...] | None = None
+    replaces_conv1d: bool = False
 
     def __hash__(self) -> int:
         """Return one hash for all values of a stateless codec."""

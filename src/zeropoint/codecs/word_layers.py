@@ -17,7 +17,7 @@ import torch
 
 from ..architectures import Config, model_type
 from ..errors import printable
-from .compressed_tensors.tested import NO_LINEAR, of_gptq
+from .compressed_tensors.tested import ASKED, NO_LINEAR, of_gptq
 from .engines import Facts, Loads, Problem, always, fused_alike
 from .records import Known, model_dtype
 
@@ -40,6 +40,8 @@ def transformers(facts: Facts) -> Iterator[Problem]:
             Loads.NO,
             f"it makes other layers of {printable(facts.cut)}, which it does not of packed weights",
         )
+    if facts.asked is not None:
+        yield Loads.NO, f"its code {ASKED} of {printable(facts.asked)}, where it finds codes alone"
     other = of_gptq(NO_LINEAR).get(model_type(facts.family))
     if other is not None:
         yield Loads.NO, other
@@ -48,8 +50,8 @@ def transformers(facts: Facts) -> Iterator[Problem]:
 def vllm(facts: Facts) -> Iterator[Problem]:
     """Yield what vLLM says of these layouts."""
     yield from fused_alike(facts)
-    if facts.nonlinear or facts.transposed:
-        yield Loads.NO, "quantized embeddings, routers and weights of Conv1D are not read"
+    if facts.nonlinear:
+        yield Loads.NO, "quantized embeddings and routers are not read"
 
 
 tensorrt = always(Loads.PARTLY, "it reads groups of 4 bits for some models")

@@ -270,23 +270,27 @@ def test_a_head_of_its_own_is_not_read_into_a_tied_one(tmp_path: Path) -> None:
         zp.load_checkpoint(llama(tie_word_embeddings=True), tmp_path)
 
 
-def test_a_transposed_layer_is_refused_and_written_as_floats_when_asked(tmp_path: Path) -> None:
+def test_a_transposed_layer_is_written_like_a_linear_one_and_read(tmp_path: Path) -> None:
+    """GPT-2 has Conv1D, whose weight is (in, out) in files of floats."""
     config = transformers.GPT2Config(vocab_size=100, n_embd=64, n_layer=1, n_head=2, n_positions=32)
-    model = transformers.GPT2LMHeadModel(config).eval()
-    conversion = zp.quantize_model(model, parse_recipe("default: {weight: int8:channel}"))
-    with pytest.raises(UnsupportedError, match="has no layer that the layouts"):
-        conversion.save_checkpoint(tmp_path / "out", allow_float=True)
-    untied = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=100, n_embd=64, n_layer=1, n_head=2, tie_word_embeddings=False)
-    ).eval()
-    conversion = zp.quantize_model(untied, "int8:channel")
-    with pytest.raises(UnsupportedError, match=r"c_attn .*a Conv1D is stored transposed.*allow_float=True"):
-        conversion.save_checkpoint(tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    conversion.save_checkpoint(tmp_path / "out", allow_float=True)
-    torch.testing.assert_close(
-        logits(loaded(tmp_path / "out")), logits(conversion.model), atol=1e-5, rtol=1e-5
-    )
+
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        made: nn.Module = transformers.GPT2LMHeadModel(config).eval()
+        return made
+
+    conversion = zp.quantize_model(model(0), "int4:g32", ignore="lm_head")
+    conversion.save_checkpoint(tmp_path / "out")
+    again = zp.load_checkpoint(model(1), tmp_path / "out")
+    torch.testing.assert_close(logits(again.model), logits(conversion.model), atol=SUMS, rtol=SUMS)
+    zp.dequantize_checkpoint(tmp_path / "out", tmp_path / "floats", dtype="float32")
+    floats = logits(loaded(tmp_path / "floats"))
+    torch.testing.assert_close(floats, logits(conversion.model), atol=1e-5, rtol=1e-5)
+    model(0).save_pretrained(tmp_path / "in")
+    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "files", "int4:g32", force=True)
+    written, codes = tensors_of(tmp_path / "files"), tensors_of(tmp_path / "out")
+    assert all(torch.equal(codes[name], written[name]) for name in codes if "c_attn" in name)
+    assert zp.verify_checkpoint(tmp_path / "files", against=tmp_path / "in").ok
 
 
 def test_layers_that_files_join_are_refused_written_as_floats_when_asked_and_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.tables import each
 from zeropoint.architectures import is_transposed, layer_type
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
 from zeropoint.checkpoint.plan.expert_matrices import matrices, stacked
-from zeropoint.checkpoint.plan.selection import DEFAULT_RULES, Selection, subject_of
+from zeropoint.checkpoint.plan.selection import DEFAULT_RULES, Selection, module_of, subject_of
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
 from zeropoint.checkpoint.run.advice import misfit_warnings
@@ -111,10 +111,24 @@ def test_a_part_of_a_model_says_what_kind_it_is_under_any_name() -> None:
     assert not is_transposed("h.0.attn.c_attn", {"model_type": "blip-2", "decoder": {"model_type": "gpt2"}})
 
 
-def test_the_transposed_weights_of_gpt2_are_kept(tmp_path: Path) -> None:
-    name = "h.0.attn.c_attn.weight"
-    made = plan(tmp_path, {name: weight(32, 96)}, config={"model_type": "gpt2"})
-    assert reason(made, name) == "a transposed Conv1D weight"
+@pytest.mark.parametrize(
+    ("codec", "model_type", "model", "why"),
+    [
+        ("compressed-tensors", "gpt2", "GPT2LMHeadModel", "None"),
+        ("compressed-tensors", "imagegpt", "ImageGPTModel", "weights of Conv1D are read in the layouts"),
+        ("gptq", "imagegpt", "ImageGPTModel", "None"),
+    ],
+)
+def test_a_transposed_weight_is_quantized_along_its_inputs_where_an_engine_reads_it(
+    codec: str, model_type: str, model: str, why: str, tmp_path: Path
+) -> None:
+    """vLLM builds GPT-2 of Linear layers, and takes packed codes as they are."""
+    name, config = "h.0.attn.c_attn.weight", {"model_type": model_type, "architectures": [model]}
+    source = open_source(save(tmp_path, {LINEAR: weight(8, 32), name: weight(64, 96)}, config))
+    made = make_plan(source, "int4:g32:scale=float16", codec=get_codec(codec), limits=ONE)
+    shapes = {each.module: each.shape for each in made.weights}
+    assert shapes.get(module_of(name)) == ((96, 64) if why == "None" else None)
+    assert str(reason(made, name)).startswith(why)
 
 
 def test_a_last_axis_that_the_group_does_not_divide_is_kept_and_reported(tmp_path: Path) -> None:

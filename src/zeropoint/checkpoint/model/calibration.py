@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from ...architectures import is_transposed
 from ...codecs.data_scales import CacheScales
 from ...codecs.protocol import LayerScheme
 from ...errors import CalibrationError, count, option, printable
@@ -146,10 +145,7 @@ def _observed(
 ) -> _Observed:
     """Run the model, and return what ``wanted`` and ``place`` need."""
     with run as model:
-        config = model.floats.source.config or {}
-        rows = [
-            each for each in model.rows if each.module in wanted and not is_transposed(each.module, config)
-        ]
+        rows = [each for each in model.rows if each.module in wanted]
         missing = sorted(wanted.keys() - {found.module for found in rows})
         require_inputs(rows, [wanted[module] for module in missing])
         cache = None if place is None else LearnedCache(model, place, without_scales())

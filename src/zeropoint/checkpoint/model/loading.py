@@ -60,7 +60,7 @@ def load_checkpoint(model: nn.Module, directory: Path | str, *, inplace: bool = 
     state = {name: t for name, t in target.state_dict().items() if isinstance(t, torch.Tensor)}
     with OpenFiles() as files, unfused(target) as root:
         linears = {name: m for name, m in root.named_modules() if type(m) is nn.Linear}
-        where = file_rows(root, [name for name, m in linears.items() if TRANSPOSED not in vars(m)])
+        where = file_rows(root, linears)
         stored = _stored(source, where, linears)
         _load_floats((target, state), linears, where, stored, files)
         made = _layers(linears, where, (source, stored), files)
@@ -264,7 +264,8 @@ def _layers(
         linear = linears[name]
         if sum(len(piece.index) for piece in own) != linear.out_features:
             raise CheckpointError(f"layer {name} is quantized in part, which no layer of ours can be")
-        made[name] = QuantizedLinear(PackedWeight(_joined(own)), linear.bias, own[0].input)
+        weight, transposed = PackedWeight(_joined(own)), TRANSPOSED in vars(linear)
+        made[name] = QuantizedLinear(weight, linear.bias, own[0].input, transposed=transposed)
         made[name].train(linear.training)
     return made
 

@@ -155,7 +155,7 @@ def _without_rows(model: nn.Module, layers: Mapping[str, QuantizedLinear]) -> li
     return [name for name in layers if name not in own]
 
 
-_TOGETHER = "files have its weight together with others, or transposed, which no layout holds quantized"
+_TOGETHER = "files have its weight together with others, which no layout holds quantized"
 
 
 def _outermost(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
@@ -186,8 +186,6 @@ def _refusal(module: nn.Module, codec: Codec) -> str | None:
         inside = module._modules.get("layer")
         kind = type(module).__name__.removeprefix("Quantized") if inside is None else type(inside).__name__
         return f"a {kind} has no layout, only Linear layers have"
-    if module.transposed:
-        return "a Conv1D is stored transposed, which no layout holds quantized"
     if module.weight.rotation is not None:
         return f"its codes are of a weight rotated by {module.weight.rotation}, and {_ROTATED}"
     if module.weight.has_low_rank:

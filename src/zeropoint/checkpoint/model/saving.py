@@ -79,8 +79,8 @@ def save_checkpoint(
         directory: new or empty, unless ``overwrite``.
         tokenizer: a tokenizer or processor whose files are written too.
         overwrite: write into a directory that is not empty.
-        allow_float: whether layers that no layout holds (tables, convolutions, GPT-2's Conv1D) are
-            dequantized and written as floats.
+        allow_float: whether layers that no layout holds (tables, convolutions) are dequantized and
+            written as floats.
         shard_bytes: bytes of tensors in a file at most; a larger tensor has one to itself.
 
     Returns:

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...architectures import is_transposed
 from ...errors import CheckpointError, UnsupportedError, option, size_of
 from ...methods import LayerResult, Loss, method_named
 from ...methods.chain import without_corrections
@@ -266,8 +265,7 @@ def _passing(tasks: Iterable[WeightTask], model: RunningModel) -> int:
 
 def _tasks(plan: CheckpointPlan, rows: Iterable[WeightRows]) -> tuple[list[WeightTask], list[Output]]:
     """Return tasks for weights of Linear layers, and weights without inputs."""
-    config = plan.source.config or {}
-    places = {found.module: found for found in rows if not is_transposed(found.module, config)}
+    places = {found.module: found for found in rows}
     tasks, missing = list[WeightTask](), list[Output]()
     for number, weight in enumerate(plan.weights):
         own, layer = places.get(weight.module), weight.layer

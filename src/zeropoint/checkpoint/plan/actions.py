@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...architectures import is_expert, is_input_embedding, is_transposed
+from ...architectures import is_expert, is_input_embedding
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import LazySequence
 from ...errors import CheckpointError, count, option, printable
@@ -221,12 +221,6 @@ def source_notes(
             if d.quantized and module_of(d.entry.name).endswith("lm_head")
         ]
     family = source.config or {}
-    transposed = [d for d in decisions if d.quantized and is_transposed(module_of(d.entry.name), family)]
-    if transposed:
-        notes.append(
-            f"{len(transposed)} weights are stored transposed, and their blocks run along the outputs, such "
-            f"as {describe(transposed[0])}"
-        )
     unknown = unknown_names(family)
     if unknown is not None and any(not d.quantized for d in decisions):
         notes.append(

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 import torch
 
-from ...architectures import classes_of
+from ...architectures import Config, classes_of
 from ...codecs.divided_tensors import RowRun
 from ...codecs.engine_records import is_of_vllm
 from ...codecs.protocol import LayerScheme
 from ...loaded_layers import (
     RowConversion,
+    asked_in_any_class,
     asked_layers,
     cannot_decode,
     conversions,
@@ -92,8 +93,8 @@ def loadable(
     undecoded = packed and not replaced and cannot_decode(floats.source.entries, config)
     if replaced and classes_of(config) and (ours or joins_models(config)):
         decisions = _without(floats, decisions, special_layers(config), _SPECIAL)
-    if undecoded:
-        decisions = _without(floats, decisions, asked_layers(config), _ASKED)
+    if undecoded or (replaced and classes_of(config)):
+        decisions = _without(floats, decisions, asked_for(layers, config), _ASKED)
     if ours and classes_of(config) and (undecoded or replaced or not packed):
         decisions = _without(floats, decisions, shared_layers(config), _SHARED)
     return floats, decisions
@@ -106,6 +107,15 @@ def is_packed(layer: LayerScheme) -> bool:
         and layer.layout not in layer.codec.divisible
         and layer.input is None
     )
+
+
+def asked_for(layers: Collection[LayerScheme], config: Config) -> frozenset[str]:
+    """Return the layers whose weight transformers asks for where it finds codes."""
+    if not any(map(is_packed, layers)):
+        return frozenset()
+    if not any(layer.codec.divisible for layer in layers):
+        return asked_in_any_class(config)
+    return asked_layers(config) if len(layers) == 1 else frozenset()
 
 
 def _with_its_layers(

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from ...architectures import fused_set
 from ...codecs.block_extents import no_matrix, partial_group
 from ...codecs.containers.protocol import Use
+from ...codecs.engine_records import is_of_vllm
+from ...codecs.engines import CONV1D
 from ...codecs.layer_schemes import layer_of, named_layer
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Interned, LazySequence
@@ -91,7 +93,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         problem = None if kept else not_a_weight(entry)
         asked = given(rule, entry)
         layer = None if asked is None else groups.of(module_of(entry.name), asked)
-        unfit = None if layer is None else _unfit(entry, entries, layer)
+        unfit = None if layer is None else _unfit(entry, source, layer)
         if unfit is not None and asked is not None and selection.fit:
             unfit += why_none(asked)
         if problem is not None:
@@ -129,8 +131,8 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     if selection.fit:
         for entry in entries.values():
             layer = given(rules.first(subject_of(entry, entries, config)), entry)
-            if layer is not None and _unfit(entry, entries, layer) is not None:
-                fitting = (half for half in smaller(layer) if _unfit(entry, entries, half) is None)
+            if layer is not None and _unfit(entry, source, layer) is not None:
+                fitting = (half for half in smaller(layer) if _unfit(entry, source, half) is None)
                 groups.add(module_of(entry.name), layer, next(fitting, None))
     decisions = compact(entries, map(decided, entries.values()))
     uses.check(subject_of(entry, entries, config) for entry in entries.values())
@@ -214,9 +216,11 @@ class _LayerSchemes:
         return self._made[id(gives), use]
 
 
-def _unfit(entry: TensorEntry, entries: Entries, layer: LayerScheme) -> str | None:
+def _unfit(entry: TensorEntry, source: Source, layer: LayerScheme) -> str | None:
     """Return why a weight does not fit ``layer``, or None."""
-    stem = module_of(entry.name)
+    stem, entries = module_of(entry.name), source.entries
+    if entry.inputs_first and not (layer.codec.replaces_conv1d or is_of_vllm(source.config or {})):
+        return CONV1D
     biased = is_fused_experts(entry) and (f"{stem}_bias" in entries or f"{stem}.bias" in entries)
     stays = entry.stack is not None and entry.stack.stays
     if biased and not stays and not layer.codec.fused_experts:

@@ -29,7 +29,7 @@ class Decoded(RowReader):
     """Rows of a quantized layer.
 
     entry: the floats, in the file of the codes, with ``begin`` 0. scales: of quantized inputs.
-    inputs_first: whether files of floats have fused experts as (in, out). one_scale: whether each matrix has
+    inputs_first: whether files of floats have its matrices as (in, out). one_scale: whether each matrix has
     one scale.
     """
 
@@ -68,7 +68,9 @@ class Decoded(RowReader):
 
     @property
     def written_alignment(self) -> int:
-        return alignment_across(self.layer) if self.inputs_first else self.alignment
+        if not self.inputs_first:
+            return self.alignment
+        return 1 if _cut_so(self.layer) else alignment_across(self.layer)
 
     @property
     def copies(self) -> tuple[int, int]:
@@ -91,9 +93,15 @@ class Decoded(RowReader):
         if not self.inputs_first:
             return self.read(files, start, rows, buffer)
         out = self.view(buffer, rows, self.width)
+        height = self.layer.shape[0]
         for expert, first, part in by_expert(start, out, self.columns):
-            q = read_columns(self.layer, files, first, len(part), expert=expert)
-            part.copy_(q.dequantize(out.dtype).t())
+            if _cut_so(self.layer):
+                own = range(expert * height, (expert + 1) * height)
+                band = bytearray(part.numel() * part.itemsize)
+                part.copy_(self.read_columns(files, own, (first, len(part)), band).t())
+            else:
+                q = read_columns(self.layer, files, first, len(part), expert=expert)
+                part.copy_(q.dequantize(out.dtype).t())
         return out
 
     def codes(self, files: Files, rows: torch.Tensor) -> QuantizedTensor:

@@ -22,7 +22,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...architectures import DOWN, GATE_UP, MOST_EXPERTS, ExpertLayout, expert_layout, expert_parts, is_expert
+from ...architectures import (
+    DOWN,
+    GATE_UP,
+    MOST_EXPERTS,
+    ExpertLayout,
+    expert_layout,
+    expert_parts,
+    is_expert,
+    is_transposed,
+)
 from ...codecs.divided_tensors import RowRun, TensorPiece, Whole
 from ...loaded_names import lacks_single_experts, saved_shapes, transformers_names
 from ...schemes import ZeroPoint
@@ -76,7 +85,7 @@ def matrices(entry: TensorEntry, *, fused: bool = False) -> list[WeightMatrix]:
     """
     module, stack = module_of(entry.name), entry.stack
     if stack is None:
-        rows, columns = entry.shape
+        rows, columns = reversed(entry.shape) if entry.inputs_first else entry.shape
         return [WeightMatrix(module=module, shape=(rows, columns))]
     experts, *matrix = entry.shape
     columns, rows = matrix if stack.transposed else reversed(matrix)
@@ -126,8 +135,13 @@ class _Reading(NamedTuple):
 
 
 def with_stacks(source: Source) -> Source:
-    """Return a checkpoint whose tensors say which experts they hold."""
-    entries = stacked(source.entries, source.config or {})
+    """Return a checkpoint whose tensors say how they hold their matrices."""
+    entries, config = stacked(source.entries, source.config or {}), source.config or {}
+    if source.container.indexed and any(is_transposed(module_of(name), config) for name in entries):
+        entries = Entries(
+            replace(e, inputs_first=len(e.shape) == 2 and is_transposed(module_of(e.name), config))
+            for e in entries.values()
+        )
     return source if entries is source.entries else replace(source, entries=entries)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...architectures import expert_layout
+from ...architectures import expert_layout, is_transposed
 from ...codecs.containers.safetensors import FILE_DTYPES
 from ...codecs.known import ACTIVATION_SCALES, CONFIG_KEYS, TOOL_FILES
 from ...codecs.protocol import Codec
@@ -67,7 +67,7 @@ class Floats:
             return found
         if entry.use is not None and entry.use.transposed:
             entry = replace(entry, shape=entry.shape[::-1])
-        elif entry.stack is None or not entry.stack.transposed:
+        elif not (entry.inputs_first or (entry.stack is not None and entry.stack.transposed)):
             return in_model_form(StoredFloats(entry=entry))
         return Transposed(entry=entry, of=StoredFloats(entry=entry))
 
@@ -138,7 +138,8 @@ class DecodedLayers(Mapping[str, RowReader]):
 
     def __init__(self, source: Source, stored: StoredLayers, dtype: torch.dtype | None) -> None:
         self._entries, self._stored, self._dtype = source.entries, stored, dtype
-        self._experts = expert_layout(source.config or {})
+        self._config = source.config or {}
+        self._experts = expert_layout(self._config)
 
     def __getitem__(self, name: str) -> RowReader:
         for module in (module_of(name), name):
@@ -156,7 +157,8 @@ class DecodedLayers(Mapping[str, RowReader]):
     def _of(self, layer: StoredLayer) -> RowReader:
         joint = "." if layer.experts is None else "_"
         scales = (self._entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
-        transposed = layer.experts is not None and self._experts.transposed
+        fused = layer.experts is not None
+        transposed = self._experts.transposed if fused else is_transposed(layer.module, self._config)
         matrix, dtype = layer.shape[::-1] if transposed else layer.shape, self._dtype or layer.dtype
         entry = TensorEntry(
             name=layer.name,
@@ -166,6 +168,7 @@ class DecodedLayers(Mapping[str, RowReader]):
             shape=matrix if layer.experts is None else (layer.experts, *matrix),
             nbytes=layer.values * dtype.itemsize,
             use=layer.codec.use,
+            inputs_first=transposed and not fused,
         )
         decoded = Decoded(
             entry=entry,

@@ -181,7 +181,7 @@ def _joined(whole: Whole, floats: Floats) -> RowReader:
     sources = [floats.reader(floats.source.entries[piece.name]) for piece in whole.pieces]
     widest = max(sources, key=lambda each: each.dtype.itemsize)
     entry = with_dtype(gathered_entry(whole.name, whole.shape, sources[0]), widest.entry.dtype)
-    entry = replace(entry, stack=None)
+    entry = replace(entry, stack=None, inputs_first=whole.transposed and len(whole.shape) == 2)
     for at, (piece, reader) in enumerate(zip(whole.pieces, sources, strict=True)):
         if piece.transposed:
             inner = replace(reader.entry, stack=None)

@@ -185,13 +185,12 @@ def without_data(weight: Output) -> Method:
 def require_inputs(known: Sized, others: Sequence[Output]) -> None:
     """Raise CalibrationError where no weight is in a Linear layer.
 
-    known: weights in Linear layers of the model. others: the rest, such as transposed ones, whose columns are
-    outputs.
+    known: weights in Linear layers of the model. others: the rest.
     """
     if others and not known:
         raise CalibrationError(
-            f"{printable(others[0].module)} is in no Linear layer of the model, or is stored transposed, and "
-            f"so are all others; quantize them by {option('method', 'mse')}, which needs no data"
+            f"{printable(others[0].module)} is in no Linear layer of the model, and neither are the others; "
+            f"quantize them by {option('method', 'mse')}, which needs no data"
         )
 
 

@@ -135,7 +135,6 @@ def module_of(name: str) -> str:
     return name.removesuffix(WEIGHT)
 
 
-_TRANSPOSED = Rule(types=("Conv1D",), gives=None, reason="a transposed Conv1D weight")
 _FLOAT64 = Rule(
     types=("Linear",),
     dtypes=("float64",),
@@ -154,11 +153,10 @@ DEFAULT_RULES = (
     Rule(types=("Indexer",), gives=None, reason="an indexer, which engines run in floats"),
     Rule(types=("Outer",), gives=None, reason="outside of the blocks of a diffusion model"),
     Rule(types=("Modulation",), gives=None, reason="a modulation of a norm (AdaLN) of a diffusion model"),
-    _TRANSPOSED,
     _FLOAT64,
 )
 """Rules of tensors that are kept by default."""
-_UNFIT = (_TRANSPOSED, _FLOAT64)
+_UNFIT = (_FLOAT64,)
 """Reasons to keep weights of linear layers, which are reported."""
 
 

@@ -18,7 +18,6 @@ import torch
 from ...architectures import (
     HEAD,
     is_expert,
-    is_transposed,
     is_usual_expert,
     layer_type,
     split_by_columns,
@@ -39,11 +38,11 @@ from ...codecs.engines import TRANSFORMERS as _CHECKED
 from ...codecs.protocol import LayerScheme
 from ...codecs.tensor_fields import COLUMNS, ROWS
 from ...errors import CheckpointError, option
-from ...loaded_layers import asked_layers, cut_in_vain
+from ...loaded_layers import cut_in_vain
 from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters, transformers_names
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
-from .as_loaded import is_packed
+from .as_loaded import asked_for
 from .config_and_index import odd_targets
 from .decisions import split_sets
 from .output_tensors import Output
@@ -106,7 +105,8 @@ def facts_of(plan: CheckpointPlan) -> Facts:
         experts=frozenset(weight.layer for weight in plan.weights if is_expert(weight.module)),
         section=_section(plan),
         nonlinear=bool(odd_targets(plan.decisions, plan.source.entries, family)),
-        transposed=any(is_transposed(weight.module, family) for weight in plan.weights),
+        transposed=any(map(_is_conv1d, plan.weights)),
+        own_name=_own_name(plan),
         wider=any(weight.dtype is not torch.bfloat16 for weight in plan.weights),
         single_experts=_single_experts(plan),
         joined_floats=_joined_floats(plan),
@@ -120,6 +120,16 @@ def facts_of(plan: CheckpointPlan) -> Facts:
         head=next((w.module for w in plan.weights if layer_type(w.module, family) == HEAD), None),
         split=next(iter(split_sets(plan.decisions)), None),
     )
+
+
+def _is_conv1d(weight: Output) -> bool:
+    return weight.reader.entry.inputs_first
+
+
+def _own_name(plan: CheckpointPlan) -> str | None:
+    """Return codes that have the name of a Conv1D's weight, or None."""
+    names = (tensor.name for weight in plan.weights if _is_conv1d(weight) for tensor in weight.tensors)
+    return next((name for name in names if name.endswith(WEIGHT)), None)
 
 
 def _single_experts(plan: CheckpointPlan) -> bool:
@@ -156,10 +166,9 @@ def _uncut(plan: CheckpointPlan) -> str | None:
 def _asked(plan: CheckpointPlan) -> str | None:
     """Return a layer of codes alone whose weight transformers reads, or None."""
     config = plan.source.config or {}
-    if len(plan.layers) != 1 or not is_packed(plan.layers[0]) or _section(plan).get("dequantize") is True:
-        return None
+    asked = frozenset() if _section(plan).get("dequantize") is True else asked_for(plan.layers, config)
     names = (name for weight in plan.weights for name in transformers_names(weight.module, config))
-    return next((name for name in names if name in asked_layers(config)), None)
+    return next((name for name in names if name in asked), None) if asked else None
 
 
 def _converter(plan: CheckpointPlan) -> str | None:

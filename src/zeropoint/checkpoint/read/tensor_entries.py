@@ -39,6 +39,7 @@ class TensorEntry:
 
     `form`: stored order, if it differs from the model's. `use`: what the graph of its file
     says of it, or None where files have none. `stack`: the experts that it holds, or None for a matrix.
+    `inputs_first`: whether a matrix is (in, out), as in transformers' Conv1D.
     """
 
     name: str
@@ -50,6 +51,7 @@ class TensorEntry:
     form: StoredForm | None = None
     use: Use | None = None
     stack: Stack | None = None
+    inputs_first: bool = False
 
 
 _MOVING = frozenset((
@@ -100,7 +102,8 @@ class Entries(Mapping[str, TensorEntry]):
         if new:
             self._begins.append(entry.begin)
             self._sizes.append(entry.nbytes)
-            kind = (entry.dtype, entry.shape, entry.file, _kept(entry.form), entry.use, entry.stack)
+            order = _kept(entry.form), entry.inputs_first
+            kind = (entry.dtype, entry.shape, entry.file, *order, entry.use, entry.stack)
             self._of.append(self._kinds.number(kind))
         return new
 
@@ -129,10 +132,10 @@ class Entries(Mapping[str, TensorEntry]):
 
     def at(self, number: int) -> TensorEntry:
         """Return the tensor of a number."""
-        dtype, shape, file, form, use, stack = self._kinds[self._of[number]]
+        dtype, shape, file, form, inputs_first, use, stack = self._kinds[self._of[number]]
         return TensorEntry(
             name=self._names[number], dtype=dtype, shape=shape, begin=self._begins[number],
-            nbytes=self._sizes[number], file=file, form=form, use=use, stack=stack,
+            nbytes=self._sizes[number], file=file, form=form, use=use, stack=stack, inputs_first=inputs_first,
         )  # fmt: skip
 
     def in_file_order(self) -> Entries:

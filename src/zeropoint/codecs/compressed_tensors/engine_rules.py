@@ -23,7 +23,7 @@ from ...errors import option, printable
 from ...schemes import Granularity, ZeroPoint
 from ..act_order import group_index
 from ..engine_records import is_of_vllm
-from ..engines import Facts, Loads, Problem, decoded_first, fused_alike, rules
+from ..engines import CONV1D, Facts, Loads, Problem, decoded_first, fused_alike, rules
 from ..protocol import LayerScheme
 from .layout import FLOAT8, SMALL, Layout, strategy
 from .tested import ASKED, UNCUT, tested
@@ -61,8 +61,8 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
         )
     if not decoded and facts.nonlinear:
         yield Loads.NO, f"quantized embeddings and routers are read {_DECODED}"
-    if not decoded and facts.transposed:
-        yield Loads.NO, f"quantized weights of Conv1D are read {_DECODED}"
+    if facts.transposed:
+        yield Loads.NO, CONV1D
     # Those that are taken apart are Linear layers like others.
     experts = frozenset() if splits_experts(facts.family) else facts.experts
     if any(_affine(layer) for layer in facts.layers) and (experts or not decoded):
@@ -101,8 +101,6 @@ def _vllm(facts: Facts) -> Iterator[Problem]:
     yield from fused_alike(facts)
     if facts.nonlinear:
         yield Loads.NO, "quantized embeddings and routers are not read"
-    if facts.transposed:
-        yield Loads.NO, "quantized weights of Conv1D are not read"
     biased = expert_layout(facts.family).biased and bool(facts.experts)
     lost = facts.uncut is not None and not is_of_vllm(facts.family)
     if lost or splits_experts(facts.family) or biased or facts.unusual_experts:

@@ -49,7 +49,11 @@ def family_of(config: Config) -> Family | None:
             text = family.described(config)
             found = [text.get(key) for key in _NEEDED]
             found += [number_of(text, keys) for keys in family.numbers.values()]
-            if family.when(text) and all(type(number) is int and number > 0 for number in found):
+            if (
+                family.when(text)
+                and _counts(text)
+                and all(type(number) is int and number > 0 for number in found)
+            ):
                 return family
     return None
 

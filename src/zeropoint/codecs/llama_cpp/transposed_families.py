@@ -1,4 +1,4 @@
-"""Families with experts in transposed tensors: gpt-oss and Llama 4."""
+"""Families with transposed weights: gpt-oss, Llama 4 and GPT-2."""
 
 from __future__ import annotations
 
@@ -180,4 +180,53 @@ _LLAMA4 = f.Family(
         "num_local_experts": 16,
     }),
 )
-FAMILIES = (_LLAMA4, _GPT_OSS)
+
+
+def _of_conv1d(name: str) -> f.Division:
+    """Return the division of a Conv1D's weight into one matrix (out, in)."""
+    return f.Division(
+        (name,),
+        lambda shape, _: [TensorPiece(name, shape[::-1], (RowRun(0, shape[1:], (1,)),))],
+        lambda shapes, _: shapes[0][::-1],
+        transposed=True,
+    )
+
+
+def _gpt2_sizes(text: Config) -> Config:
+    """Return the sizes of GPT-2 under their usual names."""
+    width = text.get("n_embd", 0)
+    return {
+        "num_hidden_layers": text.get("n_layer"),
+        "hidden_size": width,
+        "num_attention_heads": text.get("n_head"),
+        "intermediate_size": text.get("n_inner") or 4 * width,
+        "max_position_embeddings": text.get("n_positions"),
+    }
+
+
+_CONV1D = MappingProxyType({
+    "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+})
+_GPT2 = f.Family(
+    architecture="gpt2", model_type="gpt2", class_name="GPT2LMHeadModel", prefixes=("transformer.", ""),
+    block="h", wide=frozenset(("position_embd",)), left_out=r"\.attn\.(masked_)?bias$", complete=_gpt2_sizes,
+    modules=MappingProxyType({
+        "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output",
+    }),
+    layers=MappingProxyType({"ln_1": "attn_norm", "ln_2": "ffn_norm", **_CONV1D}),
+    divided=MappingProxyType({f"{name}.weight": _of_conv1d(f"{name}.weight") for name in _CONV1D}),
+    values=MappingProxyType({
+        "block_count": f.Key(("n_layer",)), "context_length": f.Key(("n_positions",)),
+        "embedding_length": f.Key(("n_embd",)), "attention.head_count": f.Key(("n_head",)),
+        "feed_forward_length": f.Key(("n_inner", "intermediate_size")),
+        "attention.layer_norm_epsilon": f.Key(("layer_norm_epsilon",), float),
+    }),
+    always=MappingProxyType({
+        "activation_function": "gelu_new", "scale_attn_weights": True, "add_cross_attention": False,
+        "scale_attn_by_inverse_layer_idx": False,
+    }),
+    defaults=MappingProxyType({
+        "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "layer_norm_epsilon": 1e-5,
+    }),
+)
+FAMILIES = (_LLAMA4, _GPT_OSS, _GPT2)
