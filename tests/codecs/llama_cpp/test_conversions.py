@@ -25,8 +25,8 @@ from zeropoint.errors import UnsupportedError
 gguf = pytest.importorskip("gguf", reason="extra `gguf`")
 GGUF = get_codec("gguf")
 RECORD = json.loads(converted.RECORDED.read_text())
-WITH_PIECES = ["qwen3_next", "gpt_oss"]
-"""Families that have pieces of all kinds: rows in runs, transposed matrices, alternating numbers."""
+WITH_PIECES = ["qwen3_next", "gpt_oss", "gpt2"]
+"""Families that have pieces of all kinds: rows in runs, transposed stacks and matrices, alternating numbers."""
 
 QUICK = ("qwen3_5", "deepseek_v3", *WITH_PIECES)
 
@@ -66,6 +66,17 @@ def test_pieces_are_made_whole_again(name: str, tmp_path: Path) -> None:
     assert first.keys() == second.keys()
     for key, values in first.items():
         torch.testing.assert_close(second[key], values, rtol=0, atol=1e-6, msg=key)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_codes_of_a_transposed_weight_are_of_its_inputs_and_come_back(tmp_path: Path) -> None:
+    model = tiny_families.write(tmp_path / "in", "gpt2")
+    zp.quantize_checkpoint(tmp_path / "in", tmp_path / "out", "q8_0", format="gguf")
+    assert zp.verify_checkpoint(tmp_path / "out", tmp_path / "in").ok
+    zp.dequantize_checkpoint(tmp_path / "out" / "model.gguf", tmp_path / "back", dtype="float32")
+    back, name = load_file(tmp_path / "back" / "model.safetensors"), "transformer.h.1.mlp.c_fc.weight"
+    weight = model.get_parameter(name).detach().t().contiguous()
+    assert torch.equal(back[name].t(), zp.quantize(weight, "q8_0").dequantize(torch.float32))
 
 
 @pytest.mark.filterwarnings("ignore")

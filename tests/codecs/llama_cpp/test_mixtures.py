@@ -108,4 +108,4 @@ def test_every_type_of_a_mixture_is_a_preset(mixture: str) -> None:
 
 def test_a_family_without_names_has_no_mixture() -> None:
     with pytest.raises(UnsupportedError, match="mixture q4_k_m needs a family"):
-        CODEC.model_format.mixture("q4_k_m", {}, {"model_type": "gpt2"})
+        CODEC.model_format.mixture("q4_k_m", {}, {"model_type": "bloom"})

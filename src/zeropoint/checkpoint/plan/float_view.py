@@ -140,6 +140,7 @@ class DecodedLayers(Mapping[str, RowReader]):
         self._entries, self._stored, self._dtype = source.entries, stored, dtype
         self._config = source.config or {}
         self._experts = expert_layout(self._config)
+        self._indexed = source.container.indexed
 
     def __getitem__(self, name: str) -> RowReader:
         for module in (module_of(name), name):
@@ -158,7 +159,9 @@ class DecodedLayers(Mapping[str, RowReader]):
         joint = "." if layer.experts is None else "_"
         scales = (self._entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
         fused = layer.experts is not None
-        transposed = self._experts.transposed if fused else is_transposed(layer.module, self._config)
+        # Files of other containers have the matrices of a Conv1D as those of others.
+        conv1d = self._indexed and is_transposed(layer.module, self._config)
+        transposed = self._experts.transposed if fused else conv1d
         matrix, dtype = layer.shape[::-1] if transposed else layer.shape, self._dtype or layer.dtype
         entry = TensorEntry(
             name=layer.name,
