@@ -249,7 +249,7 @@ def _unequal(held: torch.Tensor, parts: Sequence[torch.Tensor]) -> str | None:
     if parts[0].ndim == 2 and len({shape[0] for shape in shapes}) == 1:
         joined.append(torch.cat(parts, 1))
     stacked = [torch.stack(parts)] if len(shapes) == 1 else []
-    # The one scale of layers that files join stands for each of them.
+    # Layers that files join have one scale, which vLLM repeats.
     alike = [parts[0].expand_as(held)] if len(parts) == 1 and parts[0].numel() == 1 and held.ndim == 1 else []
     for whole in (*joined, *stacked, *alike):
         # Experts in packed integers lie the other way round, and vocabularies are padded.

@@ -26,7 +26,7 @@ gguf = pytest.importorskip("gguf", reason="extra `gguf`")
 GGUF = get_codec("gguf")
 RECORD = json.loads(converted.RECORDED.read_text())
 WITH_PIECES = ["qwen3_next", "gpt_oss", "gpt2"]
-"""Families that have pieces of all kinds: rows in runs, transposed stacks and matrices, alternating numbers."""
+"""Families that have pieces of all kinds: rows in runs, transposed weights, alternating numbers."""
 
 QUICK = ("qwen3_5", "deepseek_v3", *WITH_PIECES)
 

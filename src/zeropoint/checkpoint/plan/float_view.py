@@ -159,7 +159,7 @@ class DecodedLayers(Mapping[str, RowReader]):
         joint = "." if layer.experts is None else "_"
         scales = (self._entries.get(f"{layer.module}{joint}{name}") for name in ACTIVATION_SCALES)
         fused = layer.experts is not None
-        # Files of other containers have the matrices of a Conv1D as those of others.
+        # Files of other containers have the matrices of a Conv1D as (out, in).
         conv1d = self._indexed and is_transposed(layer.module, self._config)
         transposed = self._experts.transposed if fused else conv1d
         matrix, dtype = layer.shape[::-1] if transposed else layer.shape, self._dtype or layer.dtype
