@@ -28,7 +28,7 @@ from zeropoint.codecs.awq import CODEC as AWQ
 from zeropoint.codecs.engines import TRANSFORMERS, Loads
 from zeropoint.codecs.gptq import CODEC as GPTQ
 from zeropoint.codecs.protocol import Codec
-from zeropoint.loaded_layers import asked_layers, cannot_decode, conversions, cut_in_vain
+from zeropoint.loaded_layers import asked_in_any_class, asked_layers, cannot_decode, conversions, cut_in_vain
 from zeropoint.models.unfuse import unfused
 
 loading = Peer("transformers.core_model_loading")
@@ -160,6 +160,8 @@ def test_layers_are_known_whose_weights_the_model_asks_for() -> None:
     asked = asked_layers(DETR)
     assert "encoder.layers.0.self_attn.sampling_offsets" in asked
     assert "encoder.layers.0.mlp.fc1" not in asked
+    gpt2 = {"model_type": "gpt2", "architectures": ["GPT2Model"], "n_layer": 1, "n_embd": 64, "n_head": 2}
+    assert asked_in_any_class(gpt2) == {"h.0.attn.c_proj", "h.0.mlp.c_proj"}
     assert not cannot_decode((), DETR)
     assert cannot_decode((), config("molmo2_text"))
 

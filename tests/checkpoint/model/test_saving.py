@@ -283,6 +283,8 @@ def test_a_transposed_layer_is_written_like_a_linear_one_and_read(tmp_path: Path
     conversion.save_checkpoint(tmp_path / "out")
     again = zp.load_checkpoint(model(1), tmp_path / "out")
     torch.testing.assert_close(logits(again.model), logits(conversion.model), atol=SUMS, rtol=SUMS)
+    layer = zp.dequantize_model(again.model).get_submodule("transformer.h.0.mlp.c_fc")
+    assert type(layer).__name__ == "Conv1D"
     zp.dequantize_checkpoint(tmp_path / "out", tmp_path / "floats", dtype="float32")
     floats = logits(loaded(tmp_path / "floats"))
     torch.testing.assert_close(floats, logits(conversion.model), atol=1e-5, rtol=1e-5)

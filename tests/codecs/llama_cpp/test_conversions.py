@@ -77,6 +77,9 @@ def test_codes_of_a_transposed_weight_are_of_its_inputs_and_come_back(tmp_path: 
     back, name = load_file(tmp_path / "back" / "model.safetensors"), "transformer.h.1.mlp.c_fc.weight"
     weight = model.get_parameter(name).detach().t().contiguous()
     assert torch.equal(back[name].t(), zp.quantize(weight, "q8_0").dequantize(torch.float32))
+    file, to = tmp_path / "out" / "model.gguf", "int8:g32:scale=float16"
+    made = zp.convert_checkpoint(file, tmp_path / "ct", to=to, force=True)
+    assert {w.module: w.shape for w in made.plan.weights}[name.removesuffix(".weight")] == weight.shape
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -116,6 +116,7 @@ def test_heads_of_values_alternate_by_heads_of_keys_behind_what_lies_before() ->
 def test_a_family_needs_its_sizes() -> None:
     assert family_of({"model_type": "llama"}) is None
     assert family_of({"model_type": "bloom", **SIZES}) is None
+    assert family_of({"model_type": "gpt2", "n_layer": 1 << 40}) is None
     assert family_of({"model_type": "llama", **SIZES, "hidden_size": "64"}) is None
 
 
