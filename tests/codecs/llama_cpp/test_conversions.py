@@ -78,7 +78,7 @@ def test_codes_of_a_transposed_weight_are_of_its_inputs_and_come_back(tmp_path: 
     weight = model.get_parameter(name).detach().t().contiguous()
     assert torch.equal(back[name].t(), zp.quantize(weight, "q8_0").dequantize(torch.float32))
     file, to = tmp_path / "out" / "model.gguf", "int8:g32:scale=float16"
-    made = zp.convert_checkpoint(file, tmp_path / "ct", to=to, force=True)
+    made = zp.convert_checkpoint(file, tmp_path / "ct", "compressed-tensors", to=to, force=True)
     assert {w.module: w.shape for w in made.plan.weights}[name.removesuffix(".weight")] == weight.shape
 
 
