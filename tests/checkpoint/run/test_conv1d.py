@@ -5,11 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.checkpoint.written import save, tensors_of, weight
+from tests.checkpoint.written import digests_of_outputs, save, tensors_of, weight
 
 import zeropoint as zp
+from zeropoint.checkpoint.plan.checkpoint_plan import conversion_plan, make_plan
+from zeropoint.checkpoint.plan.limits import Limits
+from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.plan.verdicts import verdicts
+from zeropoint.checkpoint.read.source import open_source
+from zeropoint.checkpoint.run.loop import run
 from zeropoint.codecs.engines import TRANSFORMERS, VLLM, Loads
+from zeropoint.codecs.registry import DEFAULT
 
 NAME, KEPT = "transformer.h.0.attn.c_attn.weight", "transformer.h.0.attn.c_proj.weight"
 CONFIG = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 1, "n_head": 2}
@@ -49,6 +55,14 @@ def test_a_weight_is_quantized_along_its_inputs_and_comes_back_as_it_was(
     assert torch.equal(found[KEPT], original[KEPT].float())
     expected = zp.quantize(original[NAME].t().contiguous(), str(quantized.layer.weight))
     assert torch.equal(found[NAME].t(), expected.dequantize(torch.float32))
+    small = Limits(workers=3, tile_values=256)
+    tiled = make_plan(
+        open_source(source), scheme, codec=plan.codec, selection=Selection(ignore=(KEPT,)), limits=small
+    )
+    run(tiled, tmp_path / "tiled")
+    run(conversion_plan(open_source(out), "float32", DEFAULT, limits=small), tmp_path / "tiled_back")
+    for whole, parts in ((out, tmp_path / "tiled"), (back, tmp_path / "tiled_back")):
+        assert digests_of_outputs(whole) == digests_of_outputs(parts)
 
 
 def test_a_layout_of_another_file_keeps_the_codes(source: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class Decoded(RowReader):
     def written_alignment(self) -> int:
         if not self.inputs_first:
             return self.alignment
-        return 1 if _cut_so(self.layer) else alignment_across(self.layer)
+        return 1 if self.layer.experts is None else alignment_across(self.layer)
 
     @property
     def copies(self) -> tuple[int, int]:
@@ -93,15 +93,12 @@ class Decoded(RowReader):
         if not self.inputs_first:
             return self.read(files, start, rows, buffer)
         out = self.view(buffer, rows, self.width)
-        height = self.layer.shape[0]
+        if self.layer.experts is None:
+            band = bytearray(out.numel() * out.itemsize)
+            return out.copy_(self.read_columns(files, range(self.layer.shape[0]), (start, rows), band).t())
         for expert, first, part in by_expert(start, out, self.columns):
-            if _cut_so(self.layer):
-                own = range(expert * height, (expert + 1) * height)
-                band = bytearray(part.numel() * part.itemsize)
-                part.copy_(self.read_columns(files, own, (first, len(part)), band).t())
-            else:
-                q = read_columns(self.layer, files, first, len(part), expert=expert)
-                part.copy_(q.dequantize(out.dtype).t())
+            q = read_columns(self.layer, files, first, len(part), expert=expert)
+            part.copy_(q.dequantize(out.dtype).t())
         return out
 
     def codes(self, files: Files, rows: torch.Tensor) -> QuantizedTensor:

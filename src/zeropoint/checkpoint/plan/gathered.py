@@ -15,6 +15,7 @@ from ...codecs.protocol import Codec
 from ...codecs.registry import codec_of
 from ..read.storage import Files, Place
 from ..read.tensor_entries import Entries, Stack, TensorEntry
+from .decoded import Decoded
 from .row_changes import Reordered, Transposed
 from .row_reader import Buffer, RowReader, read_rows_of, with_dtype
 from .selection import WEIGHT_DTYPES
@@ -161,6 +162,14 @@ def _transposed(made: Gathered) -> Gathered:
     return Gathered(entry=made.entry, sources=(Transposed(entry=inner, of=replace(made, entry=inner)),))
 
 
+def _conv1d(entry: TensorEntry, matrix: RowReader) -> RowReader:
+    """Return a tensor that files of floats have as (in, out)."""
+    entry = replace(entry, inputs_first=True)
+    if isinstance(matrix, Decoded):
+        return replace(matrix, entry=entry, inputs_first=True)
+    return Transposed(entry=entry, of=_transposed(Gathered(entry=entry, sources=(matrix,))))
+
+
 def _cut(piece: TensorPiece, reader: RowReader) -> RowReader:
     """Return a piece of a tensor."""
     entry = gathered_entry(piece.name, piece.shape, reader)
@@ -181,7 +190,9 @@ def _joined(whole: Whole, floats: Floats) -> RowReader:
     sources = [floats.reader(floats.source.entries[piece.name]) for piece in whole.pieces]
     widest = max(sources, key=lambda each: each.dtype.itemsize)
     entry = with_dtype(gathered_entry(whole.name, whole.shape, sources[0]), widest.entry.dtype)
-    entry = replace(entry, stack=None, inputs_first=whole.transposed and len(whole.shape) == 2)
+    entry = replace(entry, stack=None)
+    if whole.transposed and len(whole.shape) == 2:
+        return _conv1d(entry, sources[0])
     for at, (piece, reader) in enumerate(zip(whole.pieces, sources, strict=True)):
         if piece.transposed:
             inner = replace(reader.entry, stack=None)
