@@ -24,6 +24,7 @@ from zeropoint.codecs.engines import VLLM, Loads
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM", "mixtral": "MixtralForCausalLM", "bert": "BertModel",
+    "gpt2": "GPT2LMHeadModel",
 }  # fmt: skip
 
 
@@ -45,6 +46,12 @@ def source_of(folder: Path, model_type: str) -> Path:
                 f"model.layers.0.mlp.experts.{n}.{part}_proj"
                 for n in range(2)
                 for part in ("gate", "up", "down")
+            ]
+        case "gpt2":
+            names = [
+                f"transformer.h.{n}.{part}"
+                for n in range(2)
+                for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
             ]
         case "mixtral":
             names += [
