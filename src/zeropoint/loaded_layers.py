@@ -178,12 +178,12 @@ def asked_layers(model: Any) -> frozenset[str]:
 
 @of_model(frozenset[str]())
 def asked_in_any_class(model: Any) -> frozenset[str]:
-    """Return the layers of which the same holds whatever their class is."""
+    """Return the layers whose weights it reads even in another class."""
     return _asked(model, lambda _: _Packed)
 
 
 def _asked(model: Any, instead: Callable[[type[nn.Module]], type[nn.Module]]) -> frozenset[str]:
-    """Return the layers whose weights are read in another class."""
+    """Return the layers whose weights are read of the class ``instead`` gives."""
     modules, asked = dict(model.named_modules()), set[nn.Module]()
     layers = [m for m in modules.values() if type(m) is nn.Linear or type(m).__name__ == "Conv1D"]
     weights = {layer: (type(layer), layer.get_parameter("weight")) for layer in layers}

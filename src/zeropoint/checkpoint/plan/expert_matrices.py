@@ -136,7 +136,8 @@ class _Reading(NamedTuple):
 
 def with_stacks(source: Source) -> Source:
     """Return a checkpoint whose tensors say how they hold their matrices."""
-    entries, config = stacked(source.entries, source.config or {}), source.config or {}
+    config = source.config or {}
+    entries = stacked(source.entries, config)
     if source.container.indexed and any(is_transposed(module_of(name), config) for name in entries):
         entries = Entries(
             replace(e, inputs_first=len(e.shape) == 2 and is_transposed(module_of(e.name), config))
