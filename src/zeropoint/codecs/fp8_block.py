@@ -308,6 +308,13 @@ class Fp8Block(Codec):
         kind = ScalarField if _is_whole(layer.weight) else LevelField
         return CodeField(WEIGHT, _CODES), kind(FACTOR, dtype=str(_stored_as(layer.weight)))
 
+    def refusal(self, layer: LayerScheme, shape: tuple[int, ...]) -> str | None:
+        """See :class:`Codec`; engines round inputs in groups of a block's columns."""
+        problem, width = super().refusal(layer, shape), blocks(layer.weight)[COLUMNS]
+        if problem is None and width and shape[-1] % width:
+            return f"last axis {shape[-1]} is not a multiple of the group of inputs, {width}"
+        return problem
+
     def part_of(self, name: str, dtype: str) -> tuple[str, str, bool] | None:
         weight = weight_of(name)
         if weight is None:

@@ -147,7 +147,12 @@ def test_strict_makes_it_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "codec"), [("fp8_block", "compressed-tensors"), ("fp8_block", "fp8-block")]
+    ("scheme", "codec"),
+    [
+        ("fp8_block", "compressed-tensors"),
+        ("fp8_block", "fp8-block"),
+        ("float8_e4m3fn:block128x128", "fp8-block"),
+    ],
 )
 def test_inputs_must_come_in_whole_groups_as_well(scheme: str, codec: str, tmp_path: Path) -> None:
     folder = save(tmp_path, {"a.weight": weight(256, 200), LINEAR: weight(200, 256)})

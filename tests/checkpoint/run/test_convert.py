@@ -18,6 +18,7 @@ from zeropoint.checkpoint.plan.output_tensors import tile_shape
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run import units
 from zeropoint.checkpoint.run.loop import run
+from zeropoint.codecs.fp8_block import Fp8Block
 from zeropoint.codecs.protocol import Codec, LayerScheme
 from zeropoint.codecs.registry import get_codec
 from zeropoint.errors import CheckpointError, UnsupportedError
@@ -350,11 +351,15 @@ def test_inputs_that_a_layout_has_not_are_named_and_its_own_preset_brings_others
     assert run(plan_of(source, "modelopt", "mxfp8"), tmp_path / "out").error.largest == 0
 
 
-def test_inputs_that_do_not_come_in_whole_groups_stay_floats_and_codes_stay_codes(tmp_path: Path) -> None:
+def test_inputs_that_do_not_come_in_whole_groups_stay_floats_and_codes_stay_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensors = {f"{LAYER}.mlp.{name}_proj.weight": weight(*shape) for name, shape in
                (("up", (200, 256)), ("down", (256, 200)))}  # fmt: skip
     floats = save(tmp_path / "floats", tensors)
-    source = quantized(floats, tmp_path / "source", "float8_e4m3fn:block128x128", "fp8-block")
+    with monkeypatch.context() as patch:  # what others write
+        patch.setattr(Fp8Block, "refusal", Codec.refusal)
+        source = quantized(floats, tmp_path / "source", "float8_e4m3fn:block128x128", "fp8-block")
     plan = plan_of(source, "compressed-tensors")
     assert {w.module.rpartition(".")[2]: w.layer.input is not None for w in plan.weights} == {
         "up_proj": True, "down_proj": False,
