@@ -199,6 +199,19 @@ def test_a_layer_that_is_asked_for_stays_where_one_without_a_weight_takes_its_pl
     assert make_plan(source, "int4:g32", limits=ONE).unfit == ()
 
 
+@pytest.mark.parametrize(
+    ("codec", "scheme", "kept"), [(GPTQ, "int4:g32", True), (AWQ, "int4:g32:asym", False)]
+)
+def test_a_layer_that_is_called_by_a_number_stays_where_it_is_not_replaced(
+    codec: Codec, scheme: str, kept: bool, tmp_path: Path
+) -> None:
+    """optimum 2.3 looks for layers in ``dir(module)``, where names that begin with a digit are left out."""
+    name, other = "model.visual.merger.mlp.0.weight", "model.language_model.layers.0.mlp.up_proj.weight"
+    tensors, of = {name: weight(128, 64), other: weight(64, 64)}, config("qwen2_5_vl")
+    plan = make_plan(open_source(written(tmp_path, tensors, of)), scheme, codec=codec, limits=ONE)
+    assert [d.entry.name for d in plan.unfit] == [name] * kept
+
+
 PROJECTOR = "model.projector.layers"
 
 

@@ -249,6 +249,7 @@ class Gptq(Codec):
     negative_scales = True
     divisible = ()
     replaces_conv1d = True
+    replaces_numbered = False
 
     def layout(self, layer: LayerScheme) -> str:
         weight, element = layer.weight, layer.weight.element

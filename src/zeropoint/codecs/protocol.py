@@ -205,6 +205,7 @@ class Codec(Protocol):
         keeps_codes: whether its documents can describe layers with codes kept from a source of its own.
         divisible: layouts that transformers cuts and joins; None for all, () where it puts other layers in.
         replaces_conv1d: whether transformers puts quantized layers in the place of its Conv1D, too.
+        replaces_numbered: whether also in the place of layers that are called by a number.
     """
 
     name: str
@@ -229,6 +230,7 @@ class Codec(Protocol):
     keeps_codes: bool = False
     divisible: tuple[str, ...] | None = None
     replaces_conv1d: bool = False
+    replaces_numbered: bool = True
 
     def __hash__(self) -> int:
         """Return one hash for all values of a stateless codec."""

@@ -95,6 +95,9 @@ def loadable(
         decisions = _without(floats, decisions, special_layers(config), _SPECIAL)
     if undecoded or (replaced and classes_of(config)):
         decisions = _without(floats, decisions, asked_for(layers, config), _ASKED)
+    if not all(layer.codec.replaces_numbered for layer in layers):
+        numbered = {d.entry.name for d in decisions if d.quantized and _is_numbered(d.entry.name, config)}
+        decisions = _kept(floats, decisions, numbered, _NUMBERED)
     if ours and classes_of(config) and (undecoded or replaced or not packed):
         decisions = _without(floats, decisions, shared_layers(config), _SHARED)
     return floats, decisions
@@ -114,7 +117,7 @@ def asked_for(layers: Collection[LayerScheme], config: Config) -> frozenset[str]
     if not any(map(is_packed, layers)):
         return frozenset()
     if not any(layer.codec.divisible for layer in layers):
-        return asked_in_any_class(config)
+        return asked_in_any_class(config) | shared_layers(config)
     return asked_layers(config) if len(layers) == 1 else frozenset()
 
 
@@ -193,6 +196,7 @@ def runs_of(rows: torch.Tensor) -> tuple[RowRun, ...]:
 
 _ASKED = "transformers' code asks for its weight, where it finds codes alone"
 _SPECIAL = "a layer of its own kind to transformers, which puts quantized ones in place of ordinary ones"
+_NUMBERED = "optimum, by which transformers reads this layout, replaces no layer that is called by a number"
 _SHARED = "transformers gives other layers its weight, and not its codes"
 
 
@@ -208,10 +212,29 @@ def _without(
     def stays(d: TensorDecision) -> bool:
         return d.quantized and not layers.isdisjoint(transformers_names(module_of(d.entry.name), config))
 
-    kept = sum(d.entry.nbytes for d in decisions if stays(d)) if layers else 0
-    if not kept or 2 * kept > sum(d.entry.nbytes for d in decisions if d.quantized):
+    names = {d.entry.name for d in decisions if stays(d)} if layers else set()
+    kept = sum(d.entry.nbytes for d in decisions if d.entry.name in names)
+    if 2 * kept > sum(d.entry.nbytes for d in decisions if d.quantized):
+        return decisions
+    return _kept(floats, decisions, names, reason)
+
+
+def _kept(
+    floats: Floats, decisions: Sequence[TensorDecision], names: Collection[str], reason: str
+) -> Sequence[TensorDecision]:
+    """Return decisions that keep tensors by name."""
+    if not names:
         return decisions
     return compact(
         floats.source.entries,
-        (replace(d, layer=None, why=Why.UNFIT, reason=reason) if stays(d) else d for d in decisions),
+        (
+            replace(d, layer=None, why=Why.UNFIT, reason=reason) if d.entry.name in names else d
+            for d in decisions
+        ),
     )
+
+
+def _is_numbered(name: str, config: Config) -> bool:
+    """Return whether transformers calls a weight's layer by a number."""
+    own = transformers_names(module_of(name), config)[-1]
+    return own.rpartition(".")[2].isdecimal()
