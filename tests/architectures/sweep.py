@@ -31,7 +31,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.codecs.compressed_tensors import tested
-from zeropoint.codecs.compressed_tensors.tested import NO_LINEAR, TEXT_ALONE, YES
+from zeropoint.codecs.compressed_tensors.tested import ASKED_LATE, NO_LINEAR, TEXT_ALONE, YES
 from zeropoint.codecs.engines import Loads
 from zeropoint.codecs.gptq import CODEC as GPTQ
 from zeropoint.errors import ZeropointError
@@ -274,7 +274,7 @@ def _of_layout(animal: Animal, source: Path, folder: Path) -> tuple[str, tuple[s
     if verdict.loads is Loads.NO:
         return f"{verdict.loads.value}: {verdict.reason}", experts_of(plan)
     section = json.loads((folder / "config.json").read_text())["quantization_config"]
-    problem = _misplaced(animal, plan, section)
+    problem = _misplaced(animal, plan, section) or _asked_late(animal, plan)
     return verdict.loads.value if problem is None else f"no: {problem}", ()
 
 
@@ -292,6 +292,31 @@ def _misplaced(animal: Animal, plan: CheckpointPlan, section: Mapping[str, Any])
     return None if more is None else f"it takes {more} for a quantized layer"
 
 
+class _Packed(nn.Module):
+    """A layer that has codes in place of a weight."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.forward = layer.forward
+
+
+def _asked_late(animal: Animal, plan: CheckpointPlan) -> str | None:
+    """Return what is wrong where a forward asks quantized layers for their weight, or None."""
+    with quiet():
+        model = animal.build(torch.float32)
+    for weight in plan.weights:
+        name = transformers_names(weight.module, plan.source.config or {})[-1]
+        model.set_submodule(name, _Packed(model.get_submodule(name)))
+    try:
+        if animal.inputs():
+            forward(animal, model)
+    except AttributeError as error:
+        return f"its code {ASKED_LATE}" if "'weight'" in str(error) else None
+    except RAISED:
+        return None  # other layers than linear ones are asked for more
+    return None
+
+
 def _taken(model: nn.Module, section: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the layers that optimum 2.3 replaces, GPTQQuantizer.convert_model, with their shapes."""
     names = [name for name, _ in model.named_modules()]
@@ -304,4 +329,5 @@ def _taken(model: nn.Module, section: Mapping[str, Any]) -> dict[str, tuple[int,
         for name, module in model.named_modules()
         if (type(module) is nn.Linear or isinstance(module, (nn.Conv2d, pytorch_utils.Conv1D)))
         and start is not None and name.startswith(start) and name.endswith(ends)
+        and not name.rpartition(".")[2].isdecimal()  # dir(module), by which it looks, has no numbers
     }  # fmt: skip

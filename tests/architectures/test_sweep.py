@@ -19,7 +19,14 @@ from zeropoint.checkpoint.plan.tied import tied_heads
 from zeropoint.checkpoint.plan.verdicts import verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.codecs.compressed_tensors import CODEC
-from zeropoint.codecs.compressed_tensors.tested import ASKED, NO_LINEAR, SWEPT_COLUMNS, TEXT_ALONE, swept
+from zeropoint.codecs.compressed_tensors.tested import (
+    ASKED,
+    ASKED_LATE,
+    NO_LINEAR,
+    SWEPT_COLUMNS,
+    TEXT_ALONE,
+    swept,
+)
 from zeropoint.codecs.engines import TRANSFORMERS, Facts, Loads
 from zeropoint.codecs.gptq import CODEC as GPTQ
 from zeropoint.codecs.layer_schemes import layer_scheme
@@ -50,7 +57,7 @@ def test_every_architecture_has_a_row_and_none_is_wrong_in_silence() -> None:
 @pytest.mark.parametrize("column", SWEPT)
 def test_most_that_could_be_made_small_work(column: str) -> None:
     """GPTQ files of some architectures are read by no release of transformers, whatever wrote them."""
-    never = (TEXT_ALONE, ASKED) if column == "gptq" else ()
+    never = (TEXT_ALONE, ASKED, ASKED_LATE) if column == "gptq" else ()
     answered = [
         row
         for row in TRIED
@@ -87,7 +94,8 @@ def test_the_plan_says_of_gptq_what_follows_from_the_architecture() -> None:
         return Loads.NO in {loads for loads, _ in GPTQ.engines[TRANSFORMERS](plain)}
 
     wanted = {
-        row["model_type"]: any(mark in row["gptq"] for mark in (TEXT_ALONE, NO_LINEAR)) for row in TRIED
+        row["model_type"]: any(mark in row["gptq"] for mark in (TEXT_ALONE, NO_LINEAR, ASKED_LATE))
+        for row in TRIED
     }
     assert {row["model_type"]: refused(row) for row in TRIED} == wanted
 

@@ -17,7 +17,7 @@ import torch
 
 from ..architectures import Config, model_type
 from ..errors import printable
-from .compressed_tensors.tested import ASKED, NO_LINEAR, of_gptq
+from .compressed_tensors.tested import ASKED, ASKED_LATE, NO_LINEAR, of_gptq
 from .engines import Facts, Loads, Problem, always, fused_alike
 from .records import Known, model_dtype
 
@@ -42,9 +42,10 @@ def transformers(facts: Facts) -> Iterator[Problem]:
         )
     if facts.asked is not None:
         yield Loads.NO, f"its code {ASKED} of {printable(facts.asked)}, where it finds codes alone"
-    other = of_gptq(NO_LINEAR).get(model_type(facts.family))
-    if other is not None:
-        yield Loads.NO, other
+    for mark in (NO_LINEAR, ASKED_LATE):
+        other = of_gptq(mark).get(model_type(facts.family))
+        if other is not None:
+            yield Loads.NO, other
 
 
 def vllm(facts: Facts) -> Iterator[Problem]:

@@ -53,6 +53,8 @@ def swept() -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
+ASKED_LATE = "asks a layer for its weight while it runs"
+"""Mark in reasons: quantized layers of transformers have codes in its place."""
 NO_LINEAR = "is no linear layer"
 """Mark in reasons: transformers gives quantized layers the model's own class."""
 UNCUT, ASKED = "fails where no such layer is quantized", "asks for the weight"
