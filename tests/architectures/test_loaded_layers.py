@@ -17,7 +17,7 @@ import zeropoint as zp
 from zeropoint.checkpoint.model.parameter_names import file_rows
 from zeropoint.checkpoint.model.running_model import whole_model
 from zeropoint.checkpoint.plan.as_loaded import runs_of
-from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
+from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
 from zeropoint.checkpoint.plan.expert_matrices import divided_stacks
 from zeropoint.checkpoint.plan.selection import Selection
 from zeropoint.checkpoint.plan.verdicts import verdicts
@@ -208,8 +208,13 @@ def test_a_layer_that_is_called_by_a_number_stays_where_it_is_not_replaced(
     """optimum 2.3 looks for layers in ``dir(module)``, where names that begin with a digit are left out."""
     name, other = "model.visual.merger.mlp.0.weight", "model.language_model.layers.0.mlp.up_proj.weight"
     tensors, of = {name: weight(128, 64), other: weight(64, 64)}, config("qwen2_5_vl")
-    plan = make_plan(open_source(written(tmp_path, tensors, of)), scheme, codec=codec, limits=ONE)
+    source = open_source(written(tmp_path / "in", tensors, of))
+    plan = make_plan(source, scheme, codec=codec, limits=ONE)
     assert [d.entry.name for d in plan.unfit] == [name] * kept
+    run(make_plan(source, "int4:g32:scale=float16:asym", limits=ONE), tmp_path / "codes")
+    converted = conversion_plan(open_source(tmp_path / "codes"), None, codec, limits=ONE)
+    (verdict,) = (v for v in verdicts(converted) if v.engine == TRANSFORMERS)
+    assert (verdict.loads is Loads.NO) == kept
 
 
 PROJECTOR = "model.projector.layers"

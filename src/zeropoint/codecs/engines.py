@@ -47,6 +47,7 @@ class Facts:
     split: layers that engines run as one but that do not have one scheme, in a sentence, or None.
     unusual_experts: whether projections of experts have names of their own. in_floats: a layer that vLLM
     builds without a quantization, and patterns of all of these, or None. head: a quantized one, or None.
+    numbered: a layer that transformers calls by a number, or None.
     """
 
     family: Config
@@ -67,6 +68,7 @@ class Facts:
     in_floats: tuple[str, Sequence[str]] | None = None
     head: str | None = None
     own_name: str | None = None
+    numbered: str | None = None
     split: str | None
 
 

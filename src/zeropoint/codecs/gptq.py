@@ -38,7 +38,7 @@ from typing import Any
 import torch
 
 from ..architectures import merged, model_type
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, UnsupportedError, option
 from ..formats.torch_dtypes import format_of, storage_dtype
 from ..layout.word_lines import WORD
 from ..params.tensors import zero_point_dtype
@@ -193,6 +193,9 @@ def _transformers(facts: Facts) -> Iterator[Problem]:
     other = of_gptq(TEXT_ALONE).get(model_type(facts.family))
     if other is not None:
         yield Loads.NO, other
+    if facts.numbered is not None:
+        keep = option("ignore", facts.numbered)
+        yield Loads.NO, f"optimum replaces no layer that is called by a number; use {keep}"
     if any(rule.startswith(OTHER) for rule in facts.section.get("dynamic", {})):
         yield Loads.NO, "it takes all layers under one scheme; GPTQModel.load reads dynamic"
     yield Loads.PARTLY, "5.23 runs it with optimum 2.3 and gptqmodel 7.7"

@@ -337,6 +337,18 @@ def test_what_does_not_fit_is_quantized_anew_where_that_is_allowed_and_its_error
     assert 1e-4 < result.error.relative < 0.02
 
 
+def test_codes_that_another_layout_cannot_keep_are_named_with_the_command_that_decodes_them(
+    floats: Path, tmp_path: Path
+) -> None:
+    source = quantized(floats, tmp_path / "source", "int4:g32:scale=float16", "compressed-tensors")
+    both = "zeropoint quantize with dequantize_first=True and dequantize_kept=True writes them as floats"
+    with pytest.raises(CheckpointError, match=both):
+        plan_of(source, "gptq", ignore=("*up_proj",))
+    options = {"format": "gptq", "ignore": "*up_proj", "dequantize_first": True, "dequantize_kept": True}
+    zp.quantize_checkpoint(source, tmp_path / "out", "int4:g32", **options)
+    assert f"{LAYER}.mlp.up_proj.weight" in tensors_of(tmp_path / "out")
+
+
 def test_floats_are_no_codes(floats: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no codes to convert; use zeropoint quantize"):
         plan_of(floats, "gptq")

@@ -23,7 +23,7 @@ from .expert_matrices import matrices
 from .float_view import Floats
 from .folded import Folded
 from .row_reader import RowReader
-from .selection import Why, module_of
+from .selection import DequantizePolicy, Why, module_of
 from .tied import tied_heads
 
 
@@ -139,11 +139,12 @@ class Actions:
         """Return whether ``codec`` writes another kind of file than the source has."""
         return self.floats.source.container.name != codec.container
 
-    def require_sense(self, codec: Codec, *, every: bool) -> None:
+    def require_sense(self, codec: Codec, policy: DequantizePolicy) -> None:
         """Raise CheckpointError for a plan without work, or without a valid configuration.
 
-        codec: what the files are written in. every: whether codes that are kept otherwise were to be decoded.
+        codec: what the files are written in. policy: what becomes of codes that are kept otherwise.
         """
+        every = policy is DequantizePolicy.EVERY
         written = self.restored or (every and self._moved(codec))
         if next(self.quantized, None) is None and not written:
             if every:
@@ -152,10 +153,15 @@ class Actions:
             raise CheckpointError(nothing_selected(self.decisions))
         if self.staying and not (codec.keeps_codes and codec.claims(self.floats.config or {})):
             theirs = (self.floats.config or {}).get("quant_method")
+            kept = option("dequantize_kept", True)
+            remedy = f"pass {kept} to write them as floats"
+            if policy.converts:
+                first = option("dequantize_first", True)
+                remedy = f"zeropoint quantize with {first} and {kept} writes them as floats"
             raise CheckpointError(
                 f"{len(self.staying)} layers would keep their {theirs} codes, such as "
                 f"{describe(self.staying[0])}, but no configuration can name them together with "
-                f"{codec.name}; pass {option('dequantize_kept', True)} to write them as floats"
+                f"{codec.name}; {remedy}"
             )
 
     def notes(self) -> list[str]:

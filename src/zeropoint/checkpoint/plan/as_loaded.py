@@ -96,7 +96,9 @@ def loadable(
     if undecoded or (replaced and classes_of(config)):
         decisions = _without(floats, decisions, asked_for(layers, config), _ASKED)
     if not all(layer.codec.replaces_numbered for layer in layers):
-        numbered = {d.entry.name for d in decisions if d.quantized and _is_numbered(d.entry.name, config)}
+        numbered = {
+            d.entry.name for d in decisions if d.quantized and is_numbered(module_of(d.entry.name), config)
+        }
         decisions = _kept(floats, decisions, numbered, _NUMBERED)
     if ours and classes_of(config) and (undecoded or replaced or not packed):
         decisions = _without(floats, decisions, shared_layers(config), _SHARED)
@@ -234,7 +236,7 @@ def _kept(
     )
 
 
-def _is_numbered(name: str, config: Config) -> bool:
-    """Return whether transformers calls a weight's layer by a number."""
-    own = transformers_names(module_of(name), config)[-1]
+def is_numbered(module: str, config: Config) -> bool:
+    """Return whether transformers calls a layer by a number."""
+    own = transformers_names(module, config)[-1]
     return own.rpartition(".")[2].isdecimal()

@@ -296,7 +296,7 @@ def make_plan(
     every = selection.dequantize is DequantizePolicy.EVERY
     tied = tied_copies(source) if rotation is None else {}  # what is tied is written apart
     actions = replace(Actions.of(floats, decisions, tied, every=every, more=more), mixture=mixture)
-    actions.require_sense(codec, every=every)
+    actions.require_sense(codec, selection.dequantize)
     outputs = Outputs(source, actions, codec)
     limits = limits.reserve(source.entries, outputs.by_name)
     remarks = codec.model_format.remarks(model_files(source, source.shards[0], outputs.layers))

@@ -42,7 +42,7 @@ from ...loaded_layers import cut_in_vain
 from ...loaded_names import MERGE, conversion, is_installed, loaded_parameters, transformers_names
 from ..read.config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from ..read.source import CONFIG
-from .as_loaded import asked_for
+from .as_loaded import asked_for, is_numbered
 from .config_and_index import odd_targets
 from .decisions import split_sets
 from .output_tensors import Output
@@ -107,6 +107,7 @@ def facts_of(plan: CheckpointPlan) -> Facts:
         nonlinear=bool(odd_targets(plan.decisions, plan.source.entries, family)),
         transposed=any(map(_is_conv1d, plan.weights)),
         own_name=_own_name(plan),
+        numbered=next((w.module for w in plan.weights if is_numbered(w.module, family)), None),
         wider=any(weight.dtype is not torch.bfloat16 for weight in plan.weights),
         single_experts=_single_experts(plan),
         joined_floats=_joined_floats(plan),
