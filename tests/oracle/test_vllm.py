@@ -24,6 +24,8 @@ RUN = {
     "qwen3 gptq w4a16": 2.0,
     "qwen3 compressed-tensors w4a16 with the head": 2.0,
     "qwen3_moe compressed-tensors experts apart": 2.0,
+    "qwen3 bitsandbytes nf4": 2.0,
+    "qwen3 gguf q4_k_m": 2.0,
 }
 """Rows that run: the largest `rms` over `rounding`, where weights alone are quantized."""
 LOADED = "qwen3 compressed-tensors nvfp4a16"

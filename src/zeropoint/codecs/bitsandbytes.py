@@ -52,7 +52,7 @@ from ..tensor import QuantizedTensor
 from . import word_layers
 from .bitsandbytes_state import BLOCKS, NESTED_BLOCK, StateForm, state_of, state_text
 from .block_extents import blocks, partial_group
-from .engines import Facts, Loads, Problem, loader_not_run, rules
+from .engines import Facts, Loads, Problem, always, in_turn, loader_not_run, rules
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, Known, Listing, Reader, Record, model_dtype, names_in, needed, record_of
 from .tensor_fields import COLUMNS, Tensors, TensorSpec, WeightPart
@@ -179,12 +179,8 @@ def of_transformers(facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, "quantized embeddings and routers are not read in this layout"
 
 
-def _vllm(facts: Facts) -> Iterator[Problem]:
-    yield from word_layers.vllm(facts)
-    yield (
-        Loads.UNCHECKED,
-        "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried",
-    )
+by_plugin = always(Loads.UNCHECKED, "from 0.28 on it reads this layout with the package vllm-bnb-plugin")
+"""The rule of vLLM for models that it did not run."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +198,12 @@ class Bitsandbytes(Codec):
         {name: Preset(weight=str(plain(name, 64))) for name in ("nf4", "fp4_bnb")}
         | {"nf4_double": Preset(weight=str(_double("nf4", 64)))}
     )
-    engines = rules(transformers=of_transformers, vllm=_vllm, diffusers=loader_not_run)
+    engines = rules(
+        transformers=of_transformers,
+        vllm=in_turn(word_layers.vllm, by_plugin),
+        sglang=loader_not_run,
+        diffusers=loader_not_run,
+    )
     reader = BitsandbytesReader
     defaults = MappingProxyType({"dialect": _DIALECT.name})
     methods = (QUANT_METHOD,)

@@ -74,7 +74,8 @@ class FbgemmFp8(Codec):
     code_dtypes = ("F8_E4M3",)
     engines = rules(
         transformers=linear_alone(Loads.PARTLY, "on a GPU of compute capability 9.0, with fbgemm-gpu"),
-        vllm=in_turn(fused_alike, linear_alone(Loads.UNCHECKED, "its loader did not run here")),
+        vllm=in_turn(fused_alike, linear_alone(Loads.PARTLY, "0.32 calls its loader deprecated")),
+        sglang=linear_alone(Loads.UNCHECKED, "its loader did not run here"),
     )
     methods = (QUANT_METHOD,)
     reader = FbgemmReader

@@ -41,8 +41,8 @@ from types import MappingProxyType
 
 import torch
 
-from ..architectures import MOST_EXPERTS
-from ..errors import CheckpointError, UnsupportedError
+from ..architectures import MOST_EXPERTS, model_type
+from ..errors import CheckpointError, UnsupportedError, printable
 from ..layout.bit_places import Bits, Digits, Field, Struct, field_size, whole
 from ..ops.library import kernel
 from ..ops.registry import Op, Request
@@ -51,7 +51,7 @@ from ..schemes import PRESETS, Scheme
 from ..tensor import QuantizedTensor
 from .block_extents import no_matrix
 from .containers.gguf import TYPES
-from .engines import LLAMA_CPP, Facts, Loads, Problem, always, rules
+from .engines import LLAMA_CPP, Facts, Loads, Problem, always, loader_not_run, rules
 from .llama_cpp.families import family_of
 from .llama_cpp.gguf_format import LlamaCppFormat
 from .protocol import Codec, Contents, Documents, LayerScheme
@@ -220,22 +220,66 @@ def _named(facts: Facts) -> Iterator[Problem]:
         yield Loads.PARTLY, _NAMES
 
 
-def _decoded_by(facts: Facts) -> Iterator[Problem]:
-    """Yield what engines say that read the names of llama.cpp."""
-    if family_of(facts.family) is None:
+_DECODED = frozenset(
+    ("gemma2", "gemma3", "gemma4", "gpt2", "lfm2", "llama", "phi3", "qwen2", "qwen3", "qwen35", "stablelm")
+) | {"starcoder2"}
+_DECODED_EXPERTS = frozenset(("qwen3moe", "qwen35moe"))
+"""Architectures whose files transformers 5.23 loads with our values, by tests."""
+
+
+def _transformers(facts: Facts) -> Iterator[Problem]:
+    """Yield what transformers says, which decodes files of some families."""
+    family = family_of(facts.family)
+    if family is None:
         yield Loads.NO, _NAMES
+    elif family.architecture not in (_DECODED_EXPERTS if family.experts else _DECODED):
+        experts = " with experts" if family.experts else ""
+        yield Loads.NO, f"5.23 does not read files of {family.architecture}{experts}"
     else:
-        yield Loads.UNCHECKED, "it reads GGUF files of llama.cpp; these were not tried"
+        # Metadata give it a part of the configuration. It finds the family mistral by them alone.
+        given = "" if model_type(facts.family) == "mistral" else ", config=AutoConfig.from_pretrained(OUT)"
+        yield Loads.PARTLY, f"5.23 decodes it: from_pretrained(OUT, gguf_file='model.gguf'{given})"
+
+
+_PLUGIN = "vllm-gguf-plugin 0.0.5, by which vLLM reads GGUF,"
+_LACKS = frozenset(("TQ1_0", "TQ2_0", "Q2_0", "MXFP4", "NVFP4"))
+"""Types that the plugin does not decode."""
+_SPELLED = MappingProxyType(
+    {
+        "cohere": "command-r",
+        "deepseek_v2": "deepseek2",
+        "deepseek_v3": "deepseek2",
+        "gemma3_text": "gemma3",
+        "qwen2_moe": "qwen2moe",
+        "qwen3_moe": "qwen3moe",
+    }
+)
+"""Values of model_type that the plugin finds under another name; it looks for the others as they are."""
+_OWN_NORMS, _OWN_EXPERTS = frozenset(("gemma3",)), frozenset(("olmoe",))
+"""Architectures for which the plugin has code of its own."""
 
 
 def _vllm(facts: Facts) -> Iterator[Problem]:
-    if family_of(facts.family) is None:
+    """Yield the problems of vLLM's plugin, read off its source and tried."""
+    family = family_of(facts.family)
+    if family is None:
         yield Loads.NO, _NAMES
-    else:
+        return
+    kind = model_type(facts.family)
+    for name in sorted(_LACKS.intersection(layer.layout for layer in facts.layers)):
+        yield Loads.NO, f"{_PLUGIN} has no {name}"
+    if family.halves:
         yield (
-            Loads.UNCHECKED,
-            "from 0.24 on the package vllm-gguf-plugin reads GGUF there, which was not tried",
+            Loads.NO,
+            f"{_PLUGIN} leaves heads of queries and keys interleaved: its output is wrong",
         )
+    if (family.plus or family.reorders) and family.architecture not in _OWN_NORMS:
+        yield Loads.NO, f"{_PLUGIN} takes values that llama.cpp changes for the model's: its output is wrong"
+    if family.experts and family.architecture not in _OWN_EXPERTS:
+        yield Loads.NO, f"{_PLUGIN} maps no experts that transformers has in one tensor"
+    if _SPELLED.get(kind, kind) != family.architecture:
+        yield Loads.NO, f"{_PLUGIN} does not know {printable(kind)}"
+    yield Loads.UNCHECKED, "from 0.24 on it reads GGUF with the package vllm-gguf-plugin"
 
 
 _NO_GGUF = always(Loads.NO, "it reads no GGUF")
@@ -251,7 +295,12 @@ class Gguf(Codec):
     presets = _PRESETS
     defaults = MappingProxyType({"scale": "float16"})
     engines = rules(
-        transformers=_decoded_by, vllm=_vllm, llama_cpp=_named, tensorrt=_NO_GGUF, onnxruntime=_NO_GGUF
+        transformers=_transformers,
+        vllm=_vllm,
+        sglang=loader_not_run,
+        llama_cpp=_named,
+        tensorrt=_NO_GGUF,
+        onnxruntime=_NO_GGUF,
     )
     reader = GgufReader
     usual = (LLAMA_CPP,)

@@ -28,8 +28,8 @@ import torch
 from ..errors import UnsupportedError
 from ..schemes import Preset, Scheme
 from ..tensor import QuantizedTensor
-from .bitsandbytes import of_transformers
-from .engines import Loads, always, fused_alike, in_turn, loader_not_run, rules
+from .bitsandbytes import by_plugin, of_transformers
+from .engines import fused_alike, in_turn, loader_not_run, rules
 from .protocol import Codec, Contents, Documents, LayerScheme
 from .records import Entry, MatrixReader
 from .tensor_fields import CodeField, ConstantField, Field, LevelField, Tensors, WeightPart
@@ -87,9 +87,6 @@ class LlmInt8Reader(MatrixReader):
         return four if self.listing.quantization.get("load_in_4bit") else None
 
 
-_PLUGIN = "from 0.28 on it reads this layout with the package vllm-bnb-plugin, which was not tried"
-
-
 @dataclass(frozen=True)
 class LlmInt8(Codec):
     """See the module and :class:`Codec`."""
@@ -101,7 +98,8 @@ class LlmInt8(Codec):
     parts = MappingProxyType({SCALE: True, FORMAT: True, WEIGHT: False})
     engines = rules(
         transformers=of_transformers,
-        vllm=in_turn(fused_alike, always(Loads.UNCHECKED, _PLUGIN)),
+        vllm=in_turn(fused_alike, by_plugin),
+        sglang=loader_not_run,
         diffusers=loader_not_run,
     )
     methods = (QUANT_METHOD,)

@@ -25,8 +25,8 @@ from ...architectures import (
 )
 from ...codecs.containers import CONTAINERS
 from ...codecs.engine_records import (
-    LOADED,
     RAN,
+    REFUSED,
     answer_to,
     built_in_floats,
     of_architecture,
@@ -208,11 +208,14 @@ def _seen(facts: Facts, loads: Loads, reason: str) -> tuple[Loads, str, bool]:
     answer, which = answer_to(facts), f"{VLLM} {release()}"
     if answer is None:
         return loads, reason, False
-    if answer == RAN:
-        return Loads.YES, f"{which} ran it on a CPU", True
-    if answer == LOADED:
-        return loads, f"{reason}; {which} loaded its weights, and has no kernel for a CPU", False
-    return Loads.NO, f"{which}: {answer.partition(': ')[2]}", True
+    did, _, more = answer.partition(": ")
+    if did == REFUSED:
+        return Loads.NO, f"{which}: {more}", True
+    # What follows an answer is a package or an option that it needs.
+    loads, given = (Loads.PARTLY, f" {more}") if more else (loads, "")
+    if did == RAN:
+        return Loads.PARTLY if more else Loads.YES, f"{which} ran it on a CPU{given}", True
+    return loads, f"{reason}; {which} loaded its weights{given}, and has no kernel for a CPU", False
 
 
 _WORST = (Loads.YES, Loads.PARTLY, Loads.UNCHECKED, Loads.NO)

@@ -134,6 +134,11 @@ class Family:
     unlike: Callable[[Config], Sequence[str]] = lambda _: ()
     derived: Derived = field(default_factory=Derived)
 
+    @property
+    def reorders(self) -> bool:
+        """Whether files have some values in another order or form."""
+        return any(change.rows or change.columns or change.negated_exp for change in self.changes.values())
+
     def described(self, config: Config) -> dict[str, Any]:
         """Return the text configuration with defaults and derived values."""
         text = {**self.defaults, **text_config(config)}
