@@ -74,6 +74,7 @@ SIZES = {
 TINY: dict[str, dict[str, Any]] = {
     "qwen2": SIZES, "qwen3": SIZES, "mistral": SIZES, "gemma3": {**SIZES, "query_pre_attn_scalar": 64},
     "qwen3_moe": {**SIZES, "moe_intermediate_size": 128}, "mixtral": {**SIZES, "intermediate_size": 256},
+    "gpt_oss": {**SIZES, "intermediate_size": 256},
     "gpt2": {"n_embd": 256, "bos_token_id": None, "eos_token_id": None},
 }  # fmt: skip
 
@@ -205,6 +206,7 @@ ROWS = (
         for scheme in ("nf4", "fp4_bnb", "nf4_double")
     ),
     Row(model="qwen3", scheme="fp8_dynamic", layout="fbgemm-fp8"),
+    Row(model="gpt_oss", scheme="mxfp4", layout="gpt-oss"),
     *(Row(model=model, scheme="llm_int8", layout="llm-int8") for model in ("smollm2", "qwen3")),
     *(
         Row(model=model, scheme=scheme, layout="gguf")

@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM", "mixtral": "MixtralForCausalLM", "bert": "BertModel",
     "gpt2": "GPT2LMHeadModel", "qwen2": "Qwen2ForCausalLM", "mistral": "MistralForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }  # fmt: skip
 
 
@@ -72,7 +73,14 @@ def source_of(folder: Path, model_type: str) -> Path:
         "num_experts": 2, "num_experts_per_tok": 1, "norm_topk_prob": True, "moe_intermediate_size": 256,
         "n_embd": 256, "n_layer": 2, "n_head": 2,
     }  # fmt: skip
-    return save(folder, {f"{name}.weight": weight(256, 256).bfloat16() for name in names}, config)
+    tensors = {f"{name}.weight": weight(256, 256).bfloat16() for name in names}
+    if model_type == "gpt_oss":
+        experts = "model.layers.0.mlp.experts"
+        tensors |= {
+            f"{experts}.{part}": weight(512, 256).bfloat16().view(2, 256, 256)
+            for part in ("gate_up_proj", "down_proj")
+        }
+    return save(folder, tensors, config)
 
 
 def verdict(run: VllmRun, source: Path) -> tuple[Verdict, list[str]]:

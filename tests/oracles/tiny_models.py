@@ -62,6 +62,7 @@ def config_of(name: str, vocab_size: int, **sizes: Any) -> transformers.Pretrain
         "mixtral": lambda: t.MixtralConfig(**decoder, num_local_experts=8, num_experts_per_tok=2),
         "qwen2_moe": lambda: t.Qwen2MoeConfig(**decoder, **EXPERTS, shared_expert_intermediate_size=64),
         "qwen3_moe": lambda: t.Qwen3MoeConfig(**decoder, **EXPERTS, head_dim=32, norm_topk_prob=True),
+        "gpt_oss": lambda: t.GptOssConfig(**decoder, num_local_experts=4, num_experts_per_tok=2),
         "gemma3": lambda: t.Gemma3TextConfig(
             **{**decoder, "num_hidden_layers": 7}, head_dim=32, query_pre_attn_scalar=32, sliding_window=16
         ),

@@ -6,7 +6,8 @@ the release that is installed. Of others nobody looked.
 
 vllm_runs.json holds runs of vLLM on a CPU. Each row is a model in a scheme and a layout. An answer is `ran`;
 `loaded`, where vLLM has no kernel for a CPU but held every tensor of the files; both with a package or
-an option, where vLLM needs one; or `refused` and why. `python benchmarks/vllm_runs.py FIGURES.json --record` writes the table.
+an option, where vLLM needs one; or `refused` and why. `python benchmarks/vllm_runs.py FIGURES.json --record`
+writes the table.
 """
 
 from __future__ import annotations
