@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.checkpoint.written import save, weight
@@ -9,12 +10,12 @@ from tests.checkpoint.written import save, weight
 import zeropoint as zp
 from zeropoint.checkpoint.plan.verdicts import Verdict, facts_of, verdicts
 from zeropoint.codecs.engine_records import (
+    BUILT_IN_FLOATS,
     LOADED,
     RAN,
     REFUSED,
     SEVERAL,
     VllmRun,
-    built_in_floats,
     release,
     runs,
     ways,
@@ -140,16 +141,15 @@ def test_another_model_or_layout_has_no_answer_of_these(tmp_path: Path, field: s
 
 
 @pytest.mark.parametrize(
-    ("architecture", "kept", "why"),
+    ("architecture", "pattern"),
     [
-        ("LlavaOnevisionForConditionalGeneration", (), "ignore=['*multi_modal_projector.*']"),
-        ("Qwen3OmniMoeForConditionalGeneration", (), "ignore=['*audio_tower.*']"),
-        ("LlavaOnevisionForConditionalGeneration", ("*multi_modal_projector.*",), None),
-        ("LlavaForConditionalGeneration", (), None),
+        ("LlavaOnevisionForConditionalGeneration", "*multi_modal_projector.*"),
+        ("Qwen3OmniMoeForConditionalGeneration", "*audio_tower.*"),
+        ("LlavaForConditionalGeneration", None),
     ],
 )
-def test_a_layer_that_vllm_builds_in_floats_is_named_with_the_way_to_keep_it(
-    tmp_path: Path, architecture: str, kept: tuple[str, ...], why: str | None
+def test_a_layer_that_vllm_builds_in_floats_is_kept_and_named_where_it_is_included(
+    tmp_path: Path, architecture: str, pattern: str | None
 ) -> None:
     names = (
         "model.multi_modal_projector.linear_1", "model.audio_tower.layers.0.self_attn.q_proj",
@@ -157,12 +157,22 @@ def test_a_layer_that_vllm_builds_in_floats_is_named_with_the_way_to_keep_it(
     )  # fmt: skip
     config = {"model_type": "llava", "architectures": [architecture], "dtype": "bfloat16"}
     source = save(tmp_path / "in", {f"{name}.weight": weight(128, 128).bfloat16() for name in names}, config)
-    plan = zp.plan_checkpoint(source, "w4a16", ignore=kept)
-    (found,) = (each for each in verdicts(plan) if each.engine == VLLM)
-    assert (found.loads is Loads.NO) == (why is not None)
-    if why is not None:
-        assert found.reason.endswith(f"without a quantization; use {why}")
-        assert built_in_floats(plan.source.config or {}, ()) is None
+
+    def planned(scheme: str = "w4a16", **options: Any) -> tuple[list[str], Verdict]:
+        plan = zp.plan_checkpoint(source, scheme, **options)
+        (found,) = (each for each in verdicts(plan) if each.engine == VLLM)
+        return [d.entry.name for d in plan.decisions if d.reason == BUILT_IN_FLOATS], found
+
+    kept, found = planned()
+    assert (len(kept), found.loads is Loads.NO) == (pattern is not None, False)
+    # vLLM does not read this layout.
+    assert planned("mlx_int4", format="mlx")[0] == []
+    if pattern is not None:
+        kept, found = planned(include=pattern)
+        assert (kept, found.loads) == ([], Loads.NO)
+        assert found.reason.endswith(f"without a quantization; use ignore=['{pattern}']")
+        with pytest.raises(zp.CheckpointError, match="1 linear weight would stay unquantized"):
+            planned(strict=True)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ _PART = "_class_name"
 """The key by which diffusers builds a part of a pipeline."""
 RAN, LOADED, REFUSED = "ran", "loaded", "refused"
 _RANK = {RAN: 0, LOADED: 1, REFUSED: 2}
+BUILT_IN_FLOATS = "vLLM builds it without a quantization"
 SEVERAL = "several"
 """The way of checkpoints with more than one scheme."""
 HEAD = "head"

@@ -95,6 +95,15 @@ MERGING = frozenset((VLLM, SGLANG, TENSORRT))
 """Those that run layers such as query, key and value as one, which need one scheme for it."""
 
 
+def reads(rule: EngineRule, layer: LayerScheme) -> bool:
+    """Return whether an engine reads linear layers of some models so."""
+    facts = Facts(
+        family={}, layers=(layer,), experts=frozenset(), section={}, nonlinear=False, transposed=False,
+        wider=False, whole_experts=False, split=None,
+    )  # fmt: skip
+    return all(loads is not Loads.NO for loads, _ in rule(facts))
+
+
 def always(loads: Loads, reason: str) -> EngineRule:
     """Return the rule of an engine with one answer."""
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from ...architectures import fused_set
 from ...codecs.block_extents import no_matrix, partial_group
 from ...codecs.containers.protocol import Use
-from ...codecs.engine_records import is_of_vllm
-from ...codecs.engines import CONV1D
+from ...codecs.engine_records import BUILT_IN_FLOATS, built_in_floats, is_of_vllm
+from ...codecs.engines import CONV1D, VLLM, reads
 from ...codecs.layer_schemes import layer_of, named_layer
 from ...codecs.protocol import Codec, LayerScheme
 from ...columns import Interned, LazySequence
@@ -82,6 +82,8 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
     entries, config = source.entries, source.config or {}
     layers, uses, rules = _LayerSchemes(codec), _Uses(recipe), selection.recipe(recipe)
     groups = SmallerGroups[LayerScheme](lambda layer: layer.weight)
+    # Under its default rules a result loads in vLLM.
+    floats = built_in_floats(config, (module_of(name) for name in entries))
 
     def given(rule: Rule, entry: TensorEntry) -> LayerScheme | None:
         return None if rule.gives is None or not_a_weight(entry) else layers.of(rule.gives, entry.use)
@@ -94,6 +96,8 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         asked = given(rule, entry)
         layer = None if asked is None else groups.of(module_of(entry.name), asked)
         unfit = None if layer is None else _unfit(entry, source, layer)
+        if by_default and layer is not None and floats is not None and unfit is None:
+            unfit = _float_in_vllm(entry, layer, floats[1])
         if unfit is not None and asked is not None and selection.fit:
             unfit += why_none(asked)
         if problem is not None:
@@ -226,6 +230,12 @@ def _unfit(entry: TensorEntry, source: Source, layer: LayerScheme) -> str | None
     if biased and not stays and not layer.codec.fused_experts:
         return "fused experts with a bias, which loaders do not take apart"
     return misfit(entry, layer)
+
+
+def _float_in_vllm(entry: TensorEntry, layer: LayerScheme, floats: Sequence[str]) -> str | None:
+    """Return why vLLM would not load a quantized weight, or None."""
+    here = any(names(pattern, entry.name) for pattern in floats)
+    return BUILT_IN_FLOATS if here and reads(layer.codec.engines[VLLM], layer) else None
 
 
 def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
