@@ -116,6 +116,17 @@ def test_tables_are_on_pages_and_have_a_cell_for_each_column() -> None:
         assert csv_table(path).count("\n") == len(rows) + 1
 
 
+def test_tests_that_tables_name_are_there() -> None:
+    named = [
+        each
+        for path in FOLDER.rglob("*.csv")
+        for each in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text())
+    ]
+    assert len(named) > 10
+    for file, test in named:
+        assert f"def {test}(" in (FOLDER.parent / file).read_text(), test
+
+
 def test_pictures_are_there_and_have_titles() -> None:
     for draw in PICTURES:
         root = ElementTree.fromstring(
