@@ -78,6 +78,9 @@ def built_in_floats(family: Config, modules: Iterable[str]) -> tuple[str, Sequen
     >>> family = {"architectures": ["LlavaOnevisionForConditionalGeneration"]}
     >>> built_in_floats(family, ["layers.0.up_proj", "multi_modal_projector.linear_1"])
     ('multi_modal_projector.linear_1', ['*multi_modal_projector.*'])
+    >>> family = {"architectures": ["DiffusionGemmaForBlockDiffusion"]}
+    >>> built_in_floats(family, ["model.encoder.proj", "model.layers.0.q_proj"])
+    ('model.encoder.proj', ['re:(.*[.])?model[.](.*[.])?proj([.][0-9]+)*$'])
     >>> built_in_floats(family, ["0", "1.0"])
     """
     known = _table()["in_floats"]
@@ -96,8 +99,11 @@ def built_in_floats(family: Config, modules: Iterable[str]) -> tuple[str, Sequen
     patterns: list[str] = []
     for part, layers in seen.items():
         names = [name for name, is_float in layers.items() if is_float]
-        stem = f"*{part}.*" if part else "*"
-        patterns += [stem] if part and all(layers.values()) else [f"{stem}{name}" for name in names]
+        if part and all(layers.values()):
+            patterns.append(f"*{part}.*")
+        else:
+            above = f"(.*[.])?{part}[.](.*[.])?" if part else "([^.]+[.])?"
+            patterns += [f"re:{above}{name}([.][0-9]+)*$" for name in names]
     return first, patterns
 
 
