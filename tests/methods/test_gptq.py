@@ -1,6 +1,7 @@
 """GPTQ and what may stand before it: against the textbook's loop, on edges, and in its spelling."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -183,7 +184,7 @@ def test_what_cannot_be_solved_is_refused_with_what_to_do() -> None:
         method_named("shift+gptq").quantize(weights(), Scheme.parse("int4:g64"), seen(inputs()))
 
 
-def test_scales_heed_what_later_columns_make_up_for() -> None:
+def test_after_a_shift_scales_heed_what_later_columns_make_up_for() -> None:
     draw, weight = torch.Generator().manual_seed(5), weights()
     common = torch.randn(1024, 16, generator=draw) @ torch.randn(16, 256, generator=draw)
     x = common * torch.logspace(-1, 1, 256).flip(0)[torch.randperm(256, generator=draw)]
@@ -201,7 +202,12 @@ def test_scales_heed_what_later_columns_make_up_for() -> None:
     scheme = Scheme.parse("int3:g32:scale=float32")
     params = method_named("mse_weighted").quantize(weight, scheme, known).q.params
     plain, _ = feed_back(weight, whole.upper, whole.pivots, whole.order, grid_of(params))
-    own = method_named("gptq").quantize(weight, scheme, data).q.dequantize()
+    alone = method_named("gptq").quantize(weight, scheme, data).q.dequantize()
+    assert torch.equal(alone, plain)
+    cross = CrossGram(features=256)
+    same = Statistics(accumulator=cross, state=cross.measure_pair(x, x))
+    shifted = replace(data, statistics={**data.statistics, "cross_gram": same})
+    own = method_named("shift+gptq").quantize(weight, scheme, shifted).q.dequantize()
     assert loss(weight, own, x) < 0.95 * loss(weight, plain, x)
 
 

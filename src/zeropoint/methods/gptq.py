@@ -5,9 +5,11 @@ r"""GPTQ in feedback form: each column's error is fed into later ones.
 
 H is the Gram matrix of the inputs, so that the left side is the squared error of the output. Columns run in
 descending order of its diagonal; scales and their groups follow the original order, so that files hold no
-order. Scales are found beforehand by the search of ``mse_weighted`` (by ``ggml`` for types of GGUF) with the
-pivots D as weights: D_j is the cost of an error in column j once later columns make up for it. Codes and
-errors equal GPTQ's with the same order and scales; no inverse is formed.
+order. Scales are found beforehand by the search of ``mse_weighted`` (by ``ggml`` for types of GGUF). After
+the step ``shift`` its weights are the pivots D: D_j is the cost of an error in column j once later columns
+make up for it. Without that step pivots lower the error of each layer and raise the whole model's by two
+fifths (docs/evidence/methods.md). Codes and errors equal GPTQ's with the same order and scales; no inverse is
+formed.
 
 Source: Frantar et al., GPTQ, arXiv:2210.17323; Chee et al., QuIP, arXiv:2307.13304, section 3 (feedback, and
 that the two agree).
@@ -36,7 +38,7 @@ from ..tensor import QuantizedTensor
 from .factored import Factored, factored
 from .ggml import METHOD as GGML
 from .input_statistics import statistics_of
-from .method import GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Needs, Scope, require_scheme
+from .method import CROSS, GRAM, NO_DATA, Bound, LayerData, LayerResult, Method, Needs, Scope, require_scheme
 from .mse_weighted import METHOD as MSE_WEIGHTED
 from .mse_weighted import NEED
 from .nearest import METHOD as NEAREST
@@ -122,7 +124,8 @@ class ErrorFeedback(Method):
         gram = statistics_of(weight, data, GRAM, GramMatrix, self.name)
         whole, wide = factored(gram), target.to(torch.promote_types(weight.dtype, torch.float32))
         own = _explicit(scheme, weight.dtype)
-        params = _scales(wide, own, data, whole.costs, gram).params
+        squares = gram["gram"].diagonal().double() / int(gram["vectors"])
+        params = _scales(wide, own, data, whole.costs if CROSS in data.statistics else squares, gram).params
         with gradual_underflow():
             rows = target.reshape(-1, target.shape[-1]).to(torch.promote_types(target.dtype, torch.float32))
             grid = grid_of(params)
