@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -33,6 +34,7 @@ _BY_ARCHITECTURE = frozenset((HUMMING, *MERGING))
 _OF_VLLM = frozenset((VLLM, HUMMING))
 _WITH_HEADS = frozenset(("compressed-tensors", "gptq", "awq", "modelopt"))
 """Values of ``quant_method`` under which vLLM 0.32 quantizes a head (ParallelLMHead)."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _WHOLE = "*"
 """The name for all layers of a part, which transformers builds inside of vLLM."""
 _PART = "_class_name"
@@ -62,8 +64,8 @@ def of_architecture(engine: str, facts: Facts) -> Iterator[Problem]:
         yield Loads.UNCHECKED, "not checked for this architecture"
     if engine == DIFFUSERS and not of_diffusers(facts):
         yield Loads.NO, "it is no part of a pipeline"
-    if engine in _OF_VLLM and facts.in_floats is not None:
-        module, patterns = facts.in_floats
+    if engine in _OF_VLLM and facts.in_floats:
+        module, patterns = next(iter(facts.in_floats)), [*dict.fromkeys(facts.in_floats.values())]
         keep = option("ignore", patterns)
         yield Loads.NO, f"{VLLM} {release()} builds {printable(module)} without a quantization; use {keep}"
 
@@ -72,39 +74,34 @@ def of_architecture(engine: str, facts: Facts) -> Iterator[Problem]:
         yield Loads.NO, f"{VLLM} {release()} takes no quantized head in this layout; use {keep}"
 
 
-def built_in_floats(family: Config, modules: Iterable[str]) -> tuple[str, Sequence[str]] | None:
-    """Return a layer that vLLM builds in floats, and patterns of all.
+def built_in_floats(family: Config, modules: Iterable[str]) -> Mapping[str, str]:
+    """Return the layers that vLLM builds in floats, each with a pattern that names it.
 
     >>> family = {"architectures": ["LlavaOnevisionForConditionalGeneration"]}
     >>> built_in_floats(family, ["layers.0.up_proj", "multi_modal_projector.linear_1"])
-    ('multi_modal_projector.linear_1', ['*multi_modal_projector.*'])
+    {'multi_modal_projector.linear_1': '*multi_modal_projector.*'}
     >>> family = {"architectures": ["DiffusionGemmaForBlockDiffusion"]}
-    >>> built_in_floats(family, ["model.encoder.proj", "model.layers.0.q_proj"])
-    ('model.encoder.proj', ['re:(.*[.])?model[.](.*[.])?proj([.][0-9]+)*$'])
+    >>> built_in_floats(family, ["model.encoder.0.proj", "model.layers.0.q_proj"])
+    {'model.encoder.0.proj': 'model.encoder.*.proj'}
     >>> built_in_floats(family, ["0", "1.0"])
+    {}
     """
     known = _table()["in_floats"]
     parts = {part: names for each in classes_of(family) for part, names in known.get(each, {}).items()}
-    first, seen = None, dict[str, dict[str, bool]]()
+    found, mixed = dict[str, str](), set[str]()
     for module in modules if parts else ():
         *above, last = [name for name in module.split(".") if not name.isdigit()] or [module]
         for part, names in parts.items():
             # A layer that the model itself holds is under one name at most, such as `model`.
             if part in above if part else len(above) <= 1:
-                is_float = last in names or _WHOLE in names
-                seen.setdefault(part, {})[last] = is_float
-                first = module if first is None and is_float else first
-    if first is None:
-        return None
-    patterns: list[str] = []
-    for part, layers in seen.items():
-        names = [name for name, is_float in layers.items() if is_float]
-        if part and all(layers.values()):
-            patterns.append(f"*{part}.*")
-        else:
-            above = f"(.*[.])?{part}[.](.*[.])?" if part else "([^.]+[.])?"
-            patterns += [f"re:{above}{name}([.][0-9]+)*$" for name in names]
-    return first, patterns
+                if last in names or _WHOLE in names:
+                    found[module] = part
+                else:
+                    mixed.add(part)
+    mixed.add("")
+    return {
+        module: _NUMBER.sub("*", module) if part in mixed else f"*{part}.*" for module, part in found.items()
+    }
 
 
 def is_of_vllm(family: Config) -> bool:

@@ -7,8 +7,8 @@ no engine and no codec: each codec has the rules of its own files.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -45,8 +45,8 @@ class Facts:
     asked: a layer of codes alone whose weight its initialization reads, or None.
     converter: the operation by which it joins experts, where that is unusual, or None.
     split: layers that engines run as one but that do not have one scheme, in a sentence, or None.
-    unusual_experts: whether projections of experts have names of their own. in_floats: a layer that vLLM
-    builds without a quantization, and patterns of all of these, or None. head: a quantized one, or None.
+    unusual_experts: whether projections of experts have names of their own. in_floats: layers that vLLM
+    builds without a quantization, each with a pattern. head: a quantized one, or None.
     numbered: a layer that transformers calls by a number, or None.
     """
 
@@ -65,7 +65,7 @@ class Facts:
     asked: str | None = None
     converter: str | None = None
     unusual_experts: bool = False
-    in_floats: tuple[str, Sequence[str]] | None = None
+    in_floats: Mapping[str, str] = field(default_factory=dict)
     head: str | None = None
     own_name: str | None = None
     numbered: str | None = None

@@ -96,8 +96,8 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         asked = given(rule, entry)
         layer = None if asked is None else groups.of(module_of(entry.name), asked)
         unfit = None if layer is None else _unfit(entry, source, layer)
-        if by_default and layer is not None and floats is not None and unfit is None:
-            unfit = _float_in_vllm(entry, layer, floats[1])
+        if by_default and layer is not None and unfit is None and module_of(entry.name) in floats:
+            unfit = BUILT_IN_FLOATS if reads(layer.codec.engines[VLLM], layer) else None
         if unfit is not None and asked is not None and selection.fit:
             unfit += why_none(asked)
         if problem is not None:
@@ -230,12 +230,6 @@ def _unfit(entry: TensorEntry, source: Source, layer: LayerScheme) -> str | None
     if biased and not stays and not layer.codec.fused_experts:
         return "fused experts with a bias, which loaders do not take apart"
     return misfit(entry, layer)
-
-
-def _float_in_vllm(entry: TensorEntry, layer: LayerScheme, floats: Sequence[str]) -> str | None:
-    """Return why vLLM would not load a quantized weight, or None."""
-    here = any(names(pattern, entry.name) for pattern in floats)
-    return BUILT_IN_FLOATS if here and reads(layer.codec.engines[VLLM], layer) else None
 
 
 def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
