@@ -75,7 +75,7 @@ def of_architecture(engine: str, facts: Facts) -> Iterator[Problem]:
 
 
 def built_in_floats(family: Config, modules: Iterable[str]) -> Mapping[str, str]:
-    """Return the layers that vLLM builds in floats, each with a pattern that names it.
+    """Return layers that vLLM builds in floats, each with a pattern.
 
     >>> family = {"architectures": ["LlavaOnevisionForConditionalGeneration"]}
     >>> built_in_floats(family, ["layers.0.up_proj", "multi_modal_projector.linear_1"])
