@@ -20,7 +20,7 @@ from ..checkpoint.plan.row_reader import bytes_of
 from ..checkpoint.read.decoding import read_tensor
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
-from ..checkpoint.read.storage import OpenFiles, open_file, shown
+from ..checkpoint.read.storage import OpenFiles, opened, shown
 from ..checkpoint.read.tensor_entries import TensorEntry
 from ..codecs.containers.safetensors import FILE_DTYPES, TORCH_DTYPES, header_bytes
 from ..declared_models import transformers_package
@@ -60,12 +60,10 @@ def reference_key(source: Source, batches: Batches, asked: str, dtype: torch.dty
     """Return a pass's cache key, from all bytes of the weights."""
     model = hashlib.sha256((source.config_text or "").encode("utf-8", "surrogateescape"))
     for shard in source.shards:
-        own, file = hashlib.sha256(), open_file(source.root / shard)
-        try:
+        own = hashlib.sha256()
+        with opened(source.root / shard) as file:
             for piece in pieces(file, 0, file.stamp.size):
                 own.update(piece)
-        finally:
-            file.close()
         model.update(own.digest())
     text = hashlib.sha256(asked.encode())
     for batch in batches:

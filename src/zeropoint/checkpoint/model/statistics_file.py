@@ -32,7 +32,7 @@ from ...stats import GramMatrix, MeanSquare, State, Statistics
 from ..read.decoding import read_tensor
 from ..read.safetensors_file import Header, parse_header
 from ..read.source import Source
-from ..read.storage import OpenFiles, shown
+from ..read.storage import OpenFiles, read_bytes, shown
 
 MARK, VERSION = "zeropoint_statistics", "1"
 STATISTICS = FileKind("statistics", MARK.encode())
@@ -51,8 +51,7 @@ def mark_of(source: Source) -> str:
     with OpenFiles() as files:
         for name in names[:: max(1, len(names) // _SAMPLED)]:
             entry = source.entries[name]
-            piece = bytearray(min(entry.nbytes, _SAMPLE))
-            files[entry.file].read_into(memoryview(piece), entry.begin)
+            piece = read_bytes(files[entry.file], entry.begin, min(entry.nbytes, _SAMPLE))
             total.update(piece)
     return total.hexdigest()
 

@@ -25,7 +25,7 @@ from ...methods.lossless import is_exact_reciprocal
 from ...recipes import Activation
 from ...schemes.structure import stored_numbers
 from ..read.source import Source
-from ..read.storage import open_file, shown
+from ..read.storage import opened, read_bytes, shown
 from ..read.tensor_entries import TensorEntry
 from .converted_layers import same_inputs
 from .decisions import TensorDecision
@@ -288,10 +288,6 @@ def _number(entry: TensorEntry, experts: int | None = None, expert: int | None =
             f"{printable(entry.name)} is {entry.dtype} of shape {list(entry.shape)}, but must be {wanted}; "
             f"correct the file, or pass {option('to')} with a scheme without static inputs"
         )
-    file, buffer = open_file(entry.file), bytearray(entry.nbytes)
-    try:
-        file.read_into(memoryview(buffer), entry.begin)
-    finally:
-        file.close()
-    found = torch.frombuffer(buffer, dtype=dtype)
+    with opened(entry.file) as file:
+        found = torch.frombuffer(read_bytes(file, entry.begin, entry.nbytes), dtype=dtype)
     return found if numbers == 1 or expert is None else found[expert : expert + 1].clone()

@@ -25,7 +25,7 @@ from ...errors import CheckpointError, UnsupportedError, count, printable
 from ...layout.packing import flat_bytes
 from ...methods.channels import ChannelFold
 from ..read.source import Source
-from ..read.storage import exists, open_file, shown
+from ..read.storage import exists, opened, read_bytes, shown
 from .decoded import Decoded
 from .expert_matrices import matrices
 from .float_view import Floats
@@ -211,14 +211,10 @@ def folds_of(source: Source) -> dict[str, ChannelFold]:
     path = source.root / RESCALED
     if source.given != source.root or not exists(path):
         return {}
-    file = open_file(path)
-    try:
+    with opened(path) as file:
         if file.stamp.size > _MOST_BYTES:
             raise CheckpointError(f"{shown(path)} is too large; it is damaged")
-        buffer = bytearray(file.stamp.size)
-        file.read_into(memoryview(buffer), 0)
-    finally:
-        file.close()
+        buffer = read_bytes(file, 0, file.stamp.size)
     try:
         return parsed_folds(buffer.decode("utf-8"))[0]
     except (ValueError, RecursionError) as error:

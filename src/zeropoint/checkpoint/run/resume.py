@@ -25,7 +25,7 @@ from ..plan.config_and_index import MANIFEST
 from ..plan.identity import ASKED, identity, require_same, stamps
 from ..plan.texts import Text
 from ..read.file_names import JOURNAL
-from ..read.storage import Place, failures, open_file, shown, stamp
+from ..read.storage import Place, failures, opened, read_bytes, shown, stamp
 from . import read_back
 from .directory import OutputDirectory, Partials, partial_name
 from .executor import Job, local
@@ -253,12 +253,8 @@ def finished(plan: CheckpointPlan, path: Place) -> bool:
     and other numbers, is taken for it.
     """
     of_text = (CheckpointError, ValueError, KeyError, TypeError, AttributeError)
-    with (
-        contextlib.suppress(*of_text, *failures(path)),
-        contextlib.closing(open_file(path / MANIFEST)) as file,
-    ):
-        head = bytearray(min(file.stamp.size, _MOST_HEAD))
-        file.read_into(memoryview(head), 0)
+    with contextlib.suppress(*of_text, *failures(path)), opened(path / MANIFEST) as file:
+        head = read_bytes(file, 0, min(file.stamp.size, _MOST_HEAD))
         said = json.loads(head.partition(b',\n"tensors"')[0] + b"}")
         sizes = {name: about["size"] for name, about in said["files"].items()}
         unsolved = plan.asked and not plan.solved
