@@ -405,8 +405,8 @@ FAMILIES = (
         }),
         experts=(("experts", f.PROJECTIONS),),
         divided=MappingProxyType({
-            "experts.gate_up_proj": f.halves_of("experts.gate_proj", "experts.up_proj"),
-            "experts.down_proj": f.renamed_to("experts.down_proj"),
+            "experts.gate_up_proj": f.parts_of("experts.gate_proj", "experts.up_proj"),
+            "experts.down_proj": f.parts_of("experts.down_proj"),
         }),
         numbers=MappingProxyType({
             **f.EXPERTS, "expert_used_count": ("top_k_experts", "num_experts_per_tok"),
