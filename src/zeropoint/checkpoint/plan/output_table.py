@@ -81,7 +81,7 @@ class Outputs:
         metadata = {
             renamed[file]: codec.model_format.metadata(
                 replace(
-                    model_files(source, name, self.layers, actions.mixture),
+                    model_files(source, name, actions.mixture),
                     tensors=self._contents(renamed[file]),
                     metadata=actions.floats.source.metadata[name],
                     rewritten=actions.rewrite(codec),

@@ -45,11 +45,9 @@ def read_header(path: Place, name: str | None = None) -> Header:
             others = _others(path, found)
         except CheckpointError as error:
             raise CheckpointError(f"{shown(path)} cannot be read: {error}") from error
-    begin = min((each.begin for each in found if not each.file), default=file.stamp.size)
     return Header(
-        table=table, metadata=MappingProxyType(metadata), data_begin=begin, file_size=file.stamp.size,
-        stamp=file.stamp, config=None if model is None else model.config, graph=graph, others=others,
-        inside=inside,
+        table=table, metadata=MappingProxyType(metadata), stamp=file.stamp,
+        config=None if model is None else model.config, graph=graph, others=others, inside=inside,
     )  # fmt: skip
 
 

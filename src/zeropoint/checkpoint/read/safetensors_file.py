@@ -88,8 +88,6 @@ class Header:
 
     table: Entries
     metadata: Metadata
-    data_begin: int
-    file_size: int
     stamp: Stamp
     config: Mapping[str, Any] | None = None
     graph: bytes = b""
@@ -133,9 +131,7 @@ def parse_header(path: Place | str) -> Header:
         table, metadata = _decode(file, path, length)
     table = table.in_file_order()
     _check_cover(table.values(), path, 8 + length, file_size=file.stamp.size)
-    return Header(
-        table=table, metadata=metadata, data_begin=8 + length, file_size=file.stamp.size, stamp=file.stamp
-    )
+    return Header(table=table, metadata=metadata, stamp=file.stamp)
 
 
 def _not_safetensors(path: Place, head: bytes, problem: str) -> CheckpointError:
