@@ -116,7 +116,7 @@ def parallel_table(found: Sequence[Indivisible], *, everything: bool = False) ->
 def shared_table(shared: Sequence[SharedScale], *, everything: bool = False) -> Plain:
     """Return the table of sets with one scale, and their shards."""
     table = plain("one tensor scale for", "n", "across shards", numbers=(1, 2))
-    for label, group in folded(shared, _members, _how_many, everything):
+    for label, group in folded(shared, _members, lambda scale: len(scale.modules), everything):
         across = sum(len(item.shards) > 1 for item in group)
         table.add_row(label, times(group), f"{across:,}" if across else "")
     return table
@@ -126,8 +126,3 @@ def _members(shared: SharedScale) -> str:
     """Return the first member in full, the others by last part."""
     first, *others = shared.modules
     return ", ".join([first, *(module.rpartition(".")[2] for module in others)])
-
-
-def _how_many(shared: SharedScale) -> int:
-    """Return how many weights share."""
-    return len(shared.modules)

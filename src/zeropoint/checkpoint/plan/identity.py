@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from ...codecs.containers.safetensors import MAX_BYTES
 from ...errors import CheckpointError, printable
 from ...methods import NEAREST
-from ..read.object_store import Stamp
 from ..read.source import Source
 from ..read.storage import Place, opened, read_bytes, stamp
 from .row_reader import Literal, RowReader
@@ -140,7 +139,11 @@ def stamps(plan: CheckpointPlan) -> dict[str, str]:
     found = {path.name: state for path, state in source.stamps.items() if path.name in source.shards}
     for path in plan.companions:
         found[str(path)] = stamp(source.root / path)
-    return {name: _stamp_text(state) for name, state in found.items()}
+    # Without the device, whose number a network file system may choose anew at each mount.
+    return {
+        name: f"{s.size} {s.mtime_ns} {s.ctime_ns} {s.inode} {s.identity}".strip()
+        for name, s in found.items()
+    }
 
 
 def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
@@ -154,11 +157,6 @@ def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
         rest = int.from_bytes(head, "little") if length is None else max(0, length - 8)
         text = read_bytes(file, len(head), min(rest, max(0, size - 8)))
     return size, hashlib.sha256(head + text).hexdigest()
-
-
-def _stamp_text(state: Stamp) -> str:
-    # Without the device, whose number a network file system may choose anew at each mount.
-    return f"{state.size} {state.mtime_ns} {state.ctime_ns} {state.inode} {state.identity}".strip()
 
 
 def _digest(parts: Iterable[str | bytes]) -> str:

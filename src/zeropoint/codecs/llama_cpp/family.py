@@ -245,11 +245,11 @@ def parts_of(
     """
     number, axis = len(names), -1 if vectors else -2
 
-    def turned(shape: Shape) -> Shape:
+    def swapped(shape: Shape) -> Shape:
         return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
 
     def pieces(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-        own = [*turned(shape)]
+        own = [*swapped(shape)]
         count, rows, part = math.prod(own[:axis]), own[axis], own[axis] // number
         own[axis], (first, step) = part, (1, number) if alternating else (part, 1)
         return [
@@ -260,6 +260,6 @@ def parts_of(
     def whole(shapes: Sequence[Shape], text: Config) -> Shape:
         own = [*shapes[0]]
         own[axis] *= number
-        return turned(tuple(own))
+        return swapped(tuple(own))
 
     return Division(names, pieces, whole, transposed)
