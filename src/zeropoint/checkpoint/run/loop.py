@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +129,8 @@ def run(
         if target.may_be_complete():
             done = done_already(plan, all_units, target.path, on_progress)
             if done is not None:
-                note = f"{shown(target.path)} is complete already: it holds what this command writes, so "
-                return RunResult(
-                    path=target.path,
-                    plan=plan,
-                    notes=(*plan.notes, f"{note}nothing was written"),
-                    outcomes=outcomes(plan, all_units, done),
-                    units=len(all_units),
-                    resumed=len(all_units),
-                )
+                found = _as_it_is(plan, target.path, len(all_units), _COMPLETE)
+                return replace(found, outcomes=outcomes(plan, all_units, done))
         target.begin(restart=restart)
         resumed = len(target.done)
         try:
@@ -184,10 +177,14 @@ def finished_before(
     return None
 
 
-def _as_it_is(plan: CheckpointPlan, path: Place, units: int) -> RunResult:
+_FINISHED = "was finished by an earlier run, by its manifest; nothing was read"
+_COMPLETE = "is complete already: it holds what this command writes, so nothing was written"
+
+
+def _as_it_is(plan: CheckpointPlan, path: Place, units: int, said: str = _FINISHED) -> RunResult:
     """Return the result for an output that an earlier run finished."""
-    note = f"{shown(path)} was finished by an earlier run, by its manifest; nothing was read"
-    return RunResult(path=path, plan=plan, notes=(*plan.notes, note), outcomes=(), units=units, resumed=units)
+    notes = (*plan.notes, f"{shown(path)} {said}")
+    return RunResult(path=path, plan=plan, notes=notes, outcomes=(), units=units, resumed=units)
 
 
 def _target(
