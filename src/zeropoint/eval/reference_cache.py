@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,6 @@ class ReferenceKey:
     text: str
     dtype: str
     versions: str
-
-    @property
-    def parts(self) -> dict[str, str]:
-        """All parts by name."""
-        return {name: getattr(self, name) for name in _SAID}
 
 
 def reference_key(source: Source, batches: Batches, asked: str, dtype: torch.dtype) -> ReferenceKey:
@@ -124,7 +119,7 @@ class ReferenceCache:
         """
         header = self._header()
         said = _object(header.metadata.get(_KEY, "{}"))
-        different = [_SAID[name] for name, part in key.parts.items() if said.get(name) != part]
+        different = [_SAID[name] for name, part in asdict(key).items() if said.get(name) != part]
         if different:
             raise CheckpointError(
                 f"cache {shown(self.path)} was made of {' and '.join(different)}; delete it, or name another "
@@ -156,7 +151,7 @@ class ReferenceCache:
         digests = {name: hashlib.sha256(view).hexdigest() for name, view in data.items()}
         head = header_bytes(
             ((name, FILE_DTYPES[t.dtype], tuple(t.shape), t.nbytes) for name, t in tensors.items()),
-            {_KEY: json.dumps(key.parts), _DIGESTS: json.dumps(digests)},
+            {_KEY: json.dumps(asdict(key)), _DIGESTS: json.dumps(digests)},
         )
         self._file.write([head, *data.values()], overwrite=False)
 

@@ -31,7 +31,7 @@ from .resume import done_already, finished
 from .run_document import run_document
 from .store_target import StoreTarget
 from .unit_results import UnitResult
-from .units import Units, left_of, units
+from .units import Units, left_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -122,7 +122,7 @@ def run(
     byte, nothing is written, which is among the notes of the result.
     """
     require_statistics(plan)
-    all_units = units(plan)
+    all_units = Units(plan)
     with _target(plan, all_units, place(out), overwrite=overwrite, spool=spool) as target:
         if skip_finished and target.may_be_complete() and finished(plan, target.path):
             return _as_it_is(plan, target.path, len(all_units))
@@ -159,7 +159,7 @@ def require_free(
 
     For callers that solve or measure for a long time first. overwrite, spool: as for :func:`run`.
     """
-    with _target(plan, units(plan), place(out), overwrite=overwrite, spool=spool) as target:
+    with _target(plan, Units(plan), place(out), overwrite=overwrite, spool=spool) as target:
         target.require_free()
 
 
@@ -170,7 +170,7 @@ def finished_before(
 
     overwrite, spool: as for :func:`run`, whose ``skip_finished`` it is.
     """
-    all_units = units(plan)
+    all_units = Units(plan)
     with _target(plan, all_units, place(out), overwrite=overwrite, spool=spool) as target:
         if target.may_be_complete() and finished(plan, target.path):
             return _as_it_is(plan, target.path, len(all_units))

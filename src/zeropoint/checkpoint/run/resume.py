@@ -33,7 +33,7 @@ from .journal import Journal, JournalHeader, require_output, texts
 from .manifest import last_files
 from .read_back import holds, unproven
 from .unit_results import UnitResult, UnitResults
-from .units import Unit, Units, groups
+from .units import Groups, Unit, Units
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> in
     """Drop results of changed files and their weight sets; return how many."""
     changed = frozenset(changed)
     stale = {unit.number for unit in units if not changed.isdisjoint(unit.output.stamps)}
-    for members in groups(units).values():
+    for members in Groups(units).values():
         numbers = {unit.number for unit in members}
         if numbers & stale:
             stale |= numbers
@@ -221,7 +221,7 @@ def done_already(
         return None
     done = UnitResults(len(units))
     nowhere = _Nowhere(path=Path(), needed=0)
-    job = Job(plan=plan, partials=nowhere, todo=units, groups=groups(units), scanned={})
+    job = Job(plan=plan, partials=nowhere, todo=units, groups=Groups(units), scanned={})
     total, finished = sum(unit.nbytes for unit in units), 0
     with closing(local(job)) as results:
         for result in results:
