@@ -29,11 +29,11 @@ from ..read.storage import opened, read_bytes, shown
 from ..read.tensor_entries import TensorEntry
 from .converted_layers import same_inputs
 from .decisions import TensorDecision
-from .expert_matrices import WeightMatrix, matrices
 from .float_view import Floats
 from .row_changes import Strided
 from .row_reader import NewTensor, RowReader, StoredFloats
 from .selection import is_fused_experts, module_of
+from .tensor_matrices import WeightMatrix, matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,8 +33,8 @@ from ...schemes.scale_rules import EDGE, LINEAR, MINIMUM, SIGNED, Pick
 from ...schemes.scales import INPUT
 from ...schemes.structure import stored_numbers
 from .decisions import TensorDecision, compact, misfit
-from .expert_matrices import has_one_scale_each
 from .selection import Why, not_a_weight
+from .tensor_matrices import has_one_scale_each
 
 if TYPE_CHECKING:
     from ..read.quantized_layers import StoredLayer

@@ -27,12 +27,12 @@ from ...methods.channels import ChannelFold
 from ..read.source import Source
 from ..read.storage import exists, opened, read_bytes, shown
 from .decoded import Decoded
-from .expert_matrices import matrices
 from .float_view import Floats
 from .folded import Folded, FoldedChannels
 from .row_changes import Transposed
 from .row_reader import RowReader
 from .selection import WEIGHT
+from .tensor_matrices import matrices
 
 RESCALED = "zeropoint_rescaled.json"
 _VERSION, _MOST_BYTES = 1, 1 << 30

@@ -14,10 +14,10 @@ from ...codecs.stored_forms import MODEL_FORM
 from ...errors import printable
 from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
-from ..plan.expert_matrices import matrices
 from ..plan.row_changes import decoded_to, in_form
 from ..plan.row_reader import Literal, RowReader, StoredFloats
 from ..plan.selection import WEIGHT_DTYPES, is_fused_experts, module_of
+from ..plan.tensor_matrices import matrices
 from ..plan.tied import tied_copies
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.problems import Problem
