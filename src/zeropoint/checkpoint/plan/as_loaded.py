@@ -155,8 +155,6 @@ def _with_its_layers(
 
 
 def _converted(floats: Floats, found: Sequence[RowConversion]) -> Floats:
-    if not found:
-        return floats
     made = {c.sources[0]: list(_readers(floats, c)) for c in found}
     return replaced(floats, made, {name for c in found for name in c.sources})
 

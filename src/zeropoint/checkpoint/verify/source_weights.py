@@ -88,7 +88,7 @@ class Original:
             name, reader = known.get(_place(codec, entry, floats.source)), floats.reader(entry)
             if name is not None and name not in floats.source.entries:
                 made[entry.name] = [replace(reader, entry=replace(reader.entry, name=name))]
-        return replace(self, floats=replaced(floats, made, set(made)) if made else floats)
+        return replace(self, floats=replaced(floats, made, set(made)))
 
     def matrix(self, module: str) -> RowReader | None:
         """Return the matrix of a module or an expert, or None."""
