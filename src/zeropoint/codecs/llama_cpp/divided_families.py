@@ -204,7 +204,7 @@ def _rotated(text: Config) -> f.Values:
 
 def _of_rotated(values: Mapping[str, Any]) -> dict[str, Any]:
     kind = "rope" if values.get("rope.scaling.finetuned") else "nope"
-    return {**head_of_mamba("mamba_d_head")(values), "position_embedding_type": kind}
+    return {**head_of_mamba("mamba_d_head", values), "position_embedding_type": kind}
 
 
 _HYBRID = dataclasses.replace(
