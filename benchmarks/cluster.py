@@ -40,7 +40,7 @@ from zeropoint.checkpoint.run.executor import Job, Results, local
 from zeropoint.checkpoint.run.journal import Journal
 from zeropoint.checkpoint.run.loop import run
 from zeropoint.checkpoint.run.unit_results import UnitResult
-from zeropoint.checkpoint.run.units import groups, units
+from zeropoint.checkpoint.run.units import Groups, Units
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 SOURCE_BYTES = 1.5e12
@@ -192,7 +192,7 @@ def measure(scheme: str, scale: str) -> Measured:
         return Measured(
             scheme=scheme, core=core, hashing=measure_hashing(), batch_seconds=batch,
             record_seconds=measure_records(done, folder), start_seconds=first,
-            out_share=plan.output_bytes / plan.source_bytes, reads=2 if groups(units(plan)) else 1,
+            out_share=plan.output_bytes / plan.source_bytes, reads=2 if Groups(Units(plan)) else 1,
         )  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from zeropoint.checkpoint.model.parameter_names import file_rows
 from zeropoint.checkpoint.model.running_model import whole_model
 from zeropoint.checkpoint.plan.as_loaded import runs_of
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, conversion_plan, make_plan
-from zeropoint.checkpoint.plan.expert_matrices import divided_stacks
 from zeropoint.checkpoint.plan.selection import Selection
+from zeropoint.checkpoint.plan.tensor_matrices import divided_stacks
 from zeropoint.checkpoint.plan.verdicts import verdicts
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.loop import run

@@ -18,7 +18,7 @@ COMPARED = [case for case in FILES if case.topic not in ("sparse", "path")]
 def test_a_file_is_accepted_or_refused_in_the_words_that_matter(case: Case, tmp_path: Path) -> None:
     path = case.write(tmp_path)
     if case.refusal is None:
-        assert parse_header(path).file_size == path.stat().st_size
+        assert parse_header(path).stamp.size == path.stat().st_size
         return
     with pytest.raises(CheckpointError) as caught:
         parse_header(path)

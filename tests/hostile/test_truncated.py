@@ -6,6 +6,7 @@ For sources of quantize, tests/faults has the same.
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.checkpoint.written import quantize, save, weight
 
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.read import quantized_layers as stored
-from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file
+from zeropoint.checkpoint.read.storage import OpenFile, Place, opened
 from zeropoint.checkpoint.verify.inspection import inspect_checkpoint
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, ZeropointError
@@ -133,11 +134,11 @@ def test_a_file_that_shrinks_after_its_header_was_read_is_an_error(
     out = shutil.copytree(whole, tmp_path / "out")
     header, _ = _ends(out / SHARD)
 
-    def shrunken(path: Place) -> OpenFile:
+    def shrunken(path: Place) -> closing[OpenFile]:
         os.truncate(out / SHARD, header)
-        return open_file(path)
+        return opened(path)
 
-    monkeypatch.setattr(stored, "open_file", shrunken)
+    monkeypatch.setattr(stored, "opened", shrunken)
     found = ""
     try:
         found = "; ".join(map(str, COMMANDS[name](out).problems))  # type: ignore[attr-defined]

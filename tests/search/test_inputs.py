@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def squares_by_transformers(source: Path, ids: torch.Tensor) -> dict[str, torch.
 def test_errors_count_by_the_importance_of_their_columns(source: Path, tmp_path: Path) -> None:
     file = tmp_path / "imatrix.dat"
     values = imatrix(file, {"blk.0.attn_q.weight": 128, "blk.1.ffn_down.weight": 256})
-    result = searched(source, of_imatrix(file))
+    result = searched(source, partial(of_imatrix, file))
     assert result.importance == "imatrix"
     assert any("12 weights without importance" in note for note in result.notes)
     held = load_file(source / "model.safetensors")
@@ -103,14 +104,14 @@ def test_errors_count_by_the_importance_of_their_columns(source: Path, tmp_path:
     other = tmp_path / "other.dat"
     imatrix(other, {"blk.7.attn_q.weight": 128})
     with pytest.raises(CalibrationError, match="names no weight of this checkpoint"):
-        searched(source, of_imatrix(other))
+        searched(source, partial(of_imatrix, other))
 
 
 @pytest.mark.parametrize("method", [None, "mse_weighted"])
 def test_calibration_weighs_errors_by_what_transformers_gives_layers(
     method: str | None, source: Path, ids: torch.Tensor
 ) -> None:
-    result = searched(source, of_calibration(ids, ONE), method)
+    result = searched(source, partial(of_calibration, ids, ONE), method)
     assert result.importance == "calibration"
     assert not result.notes
     squares, held = squares_by_transformers(source, ids), load_file(source / "model.safetensors")
@@ -279,7 +280,7 @@ def test_an_embedding_is_searched_by_a_method_without_data(
 def test_a_mark_tells_numbers_apart(source: Path, ids: torch.Tensor) -> None:
     marks: list[Inputs] = []
     for given in (ids, ids, ids + 1 - 2 * (ids == ids.max())):
-        take = of_calibration(given, ONE)
+        take = partial(of_calibration, given, ONE)
 
         def noted(found: object, take: object = take) -> Inputs:
             marks.append(take(found))  # type: ignore[operator]

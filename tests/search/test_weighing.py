@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def divergence(source: Path, weights: dict[str, torch.Tensor]) -> float:
 
 def test_a_layer_counts_by_the_divergence_that_noise_in_it_makes(source: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    result = searched(source, state=state, weigh=by_noise(None, ONE))
+    result = searched(source, state=state, weigh=partial(by_noise, None, ONE))
     assert result.importance == "linearity"
     held = load_file(source / "model.safetensors")
     for choice in result.chosen[:3]:
@@ -72,8 +73,8 @@ def test_a_layer_counts_by_the_divergence_that_noise_in_it_makes(source: Path, t
         weights = {m: noisy(held[f"{m}.weight"], NOISE, zlib.crc32(m.encode())) for m in modules}
         slope = divergence(source, weights) / NOISE**2
         assert choice.loss == pytest.approx(slope * choice.relative**2, rel=1e-3)  # float32 sums differ
-    again = searched(source, "7bpw", state=state, weigh=by_noise(None, ONE))
-    fresh = searched(source, "7bpw", weigh=by_noise(None, ONE))
+    again = searched(source, "7bpw", state=state, weigh=partial(by_noise, None, ONE))
+    fresh = searched(source, "7bpw", weigh=partial(by_noise, None, ONE))
     assert again.allocation == fresh.allocation
 
 
@@ -88,9 +89,11 @@ def test_where_columns_count_by_their_inputs_so_does_the_noise(source: Path, tmp
             file.write(struct.pack("<i", len(module)) + module.encode() + struct.pack("<ii", 1, len(values)))
             file.write(values.float().numpy().tobytes())
     wanted = search_request("6bpw", CANDIDATES, get_codec("compressed-tensors"), limits=ONE)
-    weigh, state = by_noise(None, ONE), tmp_path / "state"
+    weigh, state = partial(by_noise, None, ONE), tmp_path / "state"
     searched(source, state=state, weigh=weigh)  # what is kept without inputs is not taken for these
-    result = search(open_source(source), replace(wanted, inputs=of_imatrix(path)), state=state, weigh=weigh)
+    result = search(
+        open_source(source), replace(wanted, inputs=partial(of_imatrix, path)), state=state, weigh=weigh
+    )
     for choice in result.chosen[:3]:
         weights, sizes = {}, []
         for module in (weight.module for weight in choice.layer.weights):
@@ -175,7 +178,7 @@ def test_an_embedding_is_not_tried_with_noise_and_says_so(source: Path) -> None:
         selection=Selection(include=("*embed_tokens",)),
     )  # fmt: skip
     with pytest.raises(UnsupportedError, match=r"embed_tokens' is no linear layer of the model"):
-        search(open_source(source), wanted, weigh=by_noise(None, ONE))
+        search(open_source(source), wanted, weigh=partial(by_noise, None, ONE))
 
 
 def test_another_word_for_importance_is_refused(source: Path) -> None:

@@ -105,8 +105,8 @@ class Writing:
             return result  # the output is left as it is, with its page
         if self.report:
             result = with_page(result)
-        else:
-            remove_page(target)
+        elif isinstance(target, Path):  # the page of an earlier run is about other files
+            OwnFile(target / REPORT, PAGE).remove()
         return result
 
     def require_target(self, out: Place | str) -> Place:
@@ -153,12 +153,6 @@ def require_executor(executor: str, address: str | None) -> None:
             f"{option('address', address)} is the address of a Ray cluster; pass "
             f"{option('executor', RAY)} too"
         )
-
-
-def remove_page(out: Place) -> None:
-    """Remove the page of an earlier run with other files."""
-    if isinstance(out, Path):
-        OwnFile(out / REPORT, PAGE).remove()
 
 
 class Switches(TypedDict, total=False):

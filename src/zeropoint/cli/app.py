@@ -15,9 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from zeropoint import __version__
 
-from ..errors import ZeropointError, count
+from ..errors import count
 from . import lazy
-from .arguments import parse_path
+from .arguments import parse_path, path_option, usage_errors
 from .compare import compare
 from .conversions import convert, dequantize, kv_scales, rotate
 from .distill import distill
@@ -190,18 +190,13 @@ def verify(
     out: Annotated[str, typer.Argument(metavar="OUT", parser=parse_path, help="The quantized checkpoint.")],
     *,
     against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SRC", parser=parse_path, help="The original; without it, OUT is checked by itself."
-        ),
+        str | None, path_option("The original; without it, OUT is checked by itself.", metavar="SRC")
     ] = None,
     statistics: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            parser=parse_path,
-            help="File of `zeropoint statistics --gram`: the output errors of weights that were solved on "
-            "it are checked, too. Repeatable: files are added.",
+        path_option(
+            "File of `zeropoint statistics --gram`: the output errors of weights that were solved on "
+            "it are checked, too. Repeatable: files are added."
         ),
     ] = None,
     require_manifest: Annotated[
@@ -266,13 +261,8 @@ def formats(
     if name is None:
         show_json(lazy.formats_document()) if as_json else show(lazy.formats_table())
         return
-    try:
-        if as_json:
-            show_json(lazy.page_document(name))
-        else:
-            show(lazy.page_table(name))
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error), param_hint="'NAME'") from error
+    with usage_errors("'NAME'"):
+        show_json(lazy.page_document(name)) if as_json else show(lazy.page_table(name))
 
 
 def call(arguments: Sequence[str]) -> int | None:

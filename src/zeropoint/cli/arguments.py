@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +21,20 @@ if TYPE_CHECKING:
 # What llama.cpp calls its types, and methods that other tools write in layouts of their own.
 _MIXTURE = re.compile(r"(?:mostly_\w+|q[2-5]_k_[sml])(?:\+imatrix)?", re.IGNORECASE)
 _OF_OTHERS = re.compile(r"(?:i?q[1-8]_\w+|gptq|gguf|awq|exl[23]|bnb|hqq)", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def usage_errors(option: str | None = None) -> Iterator[None]:
+    """Turn errors about values inside the block into usage errors."""
+    try:
+        yield
+    except ZeropointError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def path_option(help: str, *, metavar: str = "FILE") -> Any:  # noqa: A002 (typer's name)
+    """Return the declaration of an option whose value is a path."""
+    return typer.Option(metavar=metavar, parser=parse_path, help=help)
 
 
 def parse_path(text: str) -> str:
@@ -49,10 +65,8 @@ def parse_memory(text: str) -> int:
     >>> parse_memory("512MiB")
     536870912
     """
-    try:
+    with usage_errors():
         return parse_size(text)
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def parse_budget(text: str) -> Budget:
@@ -61,10 +75,8 @@ def parse_budget(text: str) -> Budget:
     >>> str(parse_budget("4.5bpw"))
     '4.5bpw'
     """
-    try:
+    with usage_errors():
         return lazy.Budget.parse(text)
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def parse_candidates(text: str) -> str:
@@ -116,10 +128,8 @@ def parse_format(text: str) -> str:
     >>> parse_format("GGUF")
     'gguf'
     """
-    try:
+    with usage_errors():
         return str(lazy.get_codec(text).name)
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def require_scheme(text: str, codec: Codec) -> None:
@@ -140,10 +150,8 @@ def require_scheme(text: str, codec: Codec) -> None:
         raise typer.BadParameter(
             f"{head} is a preset of other layouts; add --format {' or '.join(owners)}", param_hint="'--to'"
         )
-    try:
+    with usage_errors("'--to'"):
         lazy.require_blocks(text, codec)
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error), param_hint="'--to'") from error
 
 
 def require_no_data(text: str, codec: Codec | None, option: str = "--to") -> None:
@@ -202,10 +210,8 @@ def parse_method(text: str) -> str:
             f"{text} is a layout of files, which --format {text.lower()} writes, and its own method is not "
             "here; --method shift+gptq --calibration TEXT.txt is the closest"
         )
-    try:
+    with usage_errors():
         return str(lazy.method_named(text, of_files=True).name)
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def parse_statistic(text: str) -> str:
@@ -214,35 +220,27 @@ def parse_statistic(text: str) -> str:
     >>> parse_statistic("percentile:99.9")
     'percentile:99.9'
     """
-    try:
+    with usage_errors():
         lazy.statistic_named(text)
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error)) from error
     return text
 
 
 def parse_recipe(path: str) -> RecipeText:
     """Return a family's recipe or a file's; raises typer.BadParameter otherwise."""
-    try:
+    with usage_errors():
         return lazy.RecipeText.named(path)
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def require_recipe(recipe: RecipeText, codec: Codec) -> None:
     """Raise typer.BadParameter for a recipe that is none for files of ``codec``."""
-    try:
+    with usage_errors("'--recipe'"):
         recipe.parse(codec)
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error), param_hint="'--recipe'") from error
 
 
 def parse_plan(path: str) -> PlanFile:
     """Return the plan in a file; raises typer.BadParameter otherwise."""
-    try:
+    with usage_errors():
         return lazy.PlanFile.read(path)
-    except ZeropointError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def parse_float_dtype(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import lazy
-from .arguments import parse_float_dtype, parse_path
+from .arguments import parse_float_dtype, path_option
 from .option_records import given, only, with_records
 from .options import Checkpoint, Content, Display, Existing, Machine, Quantization
 from .writing import Sources, Target, run_each, run_one
@@ -147,10 +147,9 @@ def kv_scales(  # noqa: PLR0913 (arguments, and records of options)
     *,
     calibration: Annotated[
         str,
-        typer.Option(
+        path_option(
+            "What the model runs on: a text, token ids in .safetensors, or tokens that it generates.",
             metavar="FILE|self",
-            parser=parse_path,
-            help="What the model runs on: a text, token ids in .safetensors, or tokens that it generates.",
         ),
     ],
     windows: Annotated[Quantization, only("samples", "length")],

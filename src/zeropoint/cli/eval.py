@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from . import lazy
-from .arguments import parse_path
+from .arguments import parse_path, path_option
 from .option_records import OptionRecord, given, only, with_records
 from .options import READ, AsJson, Machine
 from .output import show, show_json
@@ -33,20 +33,10 @@ class Measures(OptionRecord):
         int, typer.Option(metavar="N", min=0, help="Prompts that the reference continues; 0 for none.")
     ] = 16
     cloze: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            parser=parse_path,
-            help="Tagged text (word/tag), from which cloze choices are made.",
-        ),
+        str | None, path_option("Tagged text (word/tag), from which cloze choices are made.")
     ] = None
     cache: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            parser=parse_path,
-            help="Save the outputs of the reference, to use them again for other models.",
-        ),
+        str | None, path_option("Save the outputs of the reference, to use them again for other models.")
     ] = None
     noise_floor: Annotated[
         bool, typer.Option("--noise-floor/--no-noise-floor", help="Run the reference in bfloat16, too.")
@@ -67,14 +57,9 @@ class Page(OptionRecord):
 def evaluate(  # noqa: PLR0913 (arguments, and records of options)
     models: Annotated[list[str], typer.Argument(metavar="MODEL", parser=parse_path, help=READ)],
     against: Annotated[
-        str,
-        typer.Option(
-            metavar="REFERENCE", parser=parse_path, help="The checkpoint that models are compared with."
-        ),
+        str, path_option("The checkpoint that models are compared with.", metavar="REFERENCE")
     ],
-    text: Annotated[
-        str, typer.Option(metavar="FILE", parser=parse_path, help="Text, or token ids in .safetensors.")
-    ],
+    text: Annotated[str, path_option("Text, or token ids in .safetensors.")],
     *,
     measures: Measures,
     machine: Annotated[Machine, only("max_memory", "device")],

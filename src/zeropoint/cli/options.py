@@ -25,6 +25,7 @@ from .arguments import (
     parse_scheme,
     parse_statistic,
     parse_workers,
+    path_option,
     require_recipe,
     require_scheme,
 )
@@ -178,12 +179,11 @@ class Quantization(OptionRecord):
     ] = None
     calibration: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|random|self",
-            parser=parse_path,
-            help="What the model runs on, so that methods such as gptq learn from the inputs of layers, and "
+        path_option(
+            "What the model runs on, so that methods such as gptq learn from the inputs of layers, and "
             "static inputs get scales: a text, token ids or inputs such as pixel_values in .safetensors, "
             "random tokens, or tokens that the model generates itself.",
+            metavar="FILE|random|self",
         ),
     ] = None
     samples: Annotated[
@@ -209,20 +209,12 @@ class Quantization(OptionRecord):
         ),
     ] = None
     imatrix: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            parser=parse_path,
-            help="Importance matrix of llama.cpp, .dat or GGUF, in place of --calibration.",
-        ),
+        str | None, path_option("Importance matrix of llama.cpp, .dat or GGUF, in place of --calibration.")
     ] = None
     statistics: Annotated[
         list[str] | None,
-        typer.Option(
-            "--statistics",
-            metavar="FILE",
-            parser=parse_path,
-            help="File of `zeropoint statistics`, in place of --calibration. Repeatable: files are added.",
+        path_option(
+            "File of `zeropoint statistics`, in place of --calibration. Repeatable: files are added."
         ),
     ] = None
 
@@ -249,12 +241,7 @@ class LayerBudget(OptionRecord):
         ),
     ] = None
     state: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            parser=parse_path,
-            help="With --budget: file for the measurements; default: OUT.search.",
-        ),
+        str | None, path_option("With --budget: file for the measurements; default: OUT.search.")
     ] = None
     importance: Annotated[
         ImportanceName,
@@ -266,11 +253,8 @@ class LayerBudget(OptionRecord):
     ] = ImportanceName.EQUAL
     text: Annotated[
         str | None,
-        typer.Option(
-            "--text",
-            metavar="FILE",
-            parser=parse_path,
-            help="With --budget: text, or token ids in .safetensors, for the model; default: random tokens.",
+        path_option(
+            "With --budget: text, or token ids in .safetensors, for the model; default: random tokens."
         ),
     ] = None
     refine: Annotated[

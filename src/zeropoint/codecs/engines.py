@@ -106,11 +106,7 @@ def reads(rule: EngineRule, layer: LayerScheme) -> bool:
 
 def always(loads: Loads, reason: str) -> EngineRule:
     """Return the rule of an engine with one answer."""
-
-    def rule(facts: Facts) -> Iterator[Problem]:
-        yield loads, reason
-
-    return rule
+    return lambda _: iter([(loads, reason)])
 
 
 def fused_alike(facts: Facts) -> Iterator[Problem]:

@@ -46,7 +46,6 @@ class ModelFiles:
     Args:
         config: config.json of the model, or an empty mapping.
         metadata: of the source's file.
-        layouts: of its quantized weights, as the codec calls them.
         read: gives the bytes of a file of the source, such as tokenizer.json, or None where it is not there.
         rows: gives the most rows that a tensor of the source has.
         tensors: what the file holds.
@@ -56,7 +55,6 @@ class ModelFiles:
 
     config: Config
     metadata: Metadata
-    layouts: Sequence[str]
     read: Callable[[str], bytes | None]
     rows: Callable[[], int]
     tensors: Iterable[FileTensor] = ()

@@ -263,11 +263,8 @@ def group_size(found: object) -> int:
     Raises:
         CheckpointError: where it is neither -1 nor positive.
     """
-    return max(0, setting({"group_size": found}, "group_size", 0, _is_group, "-1 or positive"))
-
-
-def _is_group(found: object) -> bool:
-    return type(found) is int and (found == -1 or found > 0)
+    fits = type(found) is int and (found == -1 or found > 0)
+    return max(0, setting({"group_size": found}, "group_size", 0, lambda _: fits, "-1 or positive"))
 
 
 def names_in(quantization: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -284,11 +281,11 @@ def names_in(quantization: Mapping[str, Any], key: str) -> tuple[str, ...]:
         >>> names_in({"ignore": ["lm_head"]}, "ignore"), names_in({}, "ignore")
         (('lm_head',), ())
     """
-    return tuple(setting(quantization, key, list[str](), _are_names, "a list of names"))
 
+    def fits(found: object) -> bool:
+        return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
-def _are_names(found: object) -> bool:
-    return isinstance(found, list) and all(isinstance(name, str) for name in found)
+    return tuple(setting(quantization, key, list[str](), fits, "a list of names"))
 
 
 def model_dtype(config: Config, default: torch.dtype) -> torch.dtype:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..checkpoint.plan.row_reader import bytes_of
 from ..checkpoint.read.decoding import read_tensor
 from ..checkpoint.read.safetensors_file import Header, parse_header, pieces
 from ..checkpoint.read.source import Source
-from ..checkpoint.read.storage import OpenFiles, open_file, shown
+from ..checkpoint.read.storage import OpenFiles, opened, shown
 from ..checkpoint.read.tensor_entries import TensorEntry
 from ..codecs.containers.safetensors import FILE_DTYPES, TORCH_DTYPES, header_bytes
 from ..declared_models import transformers_package
@@ -50,22 +50,15 @@ class ReferenceKey:
     dtype: str
     versions: str
 
-    @property
-    def parts(self) -> dict[str, str]:
-        """All parts by name."""
-        return {name: getattr(self, name) for name in _SAID}
-
 
 def reference_key(source: Source, batches: Batches, asked: str, dtype: torch.dtype) -> ReferenceKey:
     """Return a pass's cache key, from all bytes of the weights."""
     model = hashlib.sha256((source.config_text or "").encode("utf-8", "surrogateescape"))
     for shard in source.shards:
-        own, file = hashlib.sha256(), open_file(source.root / shard)
-        try:
+        own = hashlib.sha256()
+        with opened(source.root / shard) as file:
             for piece in pieces(file, 0, file.stamp.size):
                 own.update(piece)
-        finally:
-            file.close()
         model.update(own.digest())
     text = hashlib.sha256(asked.encode())
     for batch in batches:
@@ -126,7 +119,7 @@ class ReferenceCache:
         """
         header = self._header()
         said = _object(header.metadata.get(_KEY, "{}"))
-        different = [_SAID[name] for name, part in key.parts.items() if said.get(name) != part]
+        different = [_SAID[name] for name, part in asdict(key).items() if said.get(name) != part]
         if different:
             raise CheckpointError(
                 f"cache {shown(self.path)} was made of {' and '.join(different)}; delete it, or name another "
@@ -158,7 +151,7 @@ class ReferenceCache:
         digests = {name: hashlib.sha256(view).hexdigest() for name, view in data.items()}
         head = header_bytes(
             ((name, FILE_DTYPES[t.dtype], tuple(t.shape), t.nbytes) for name, t in tensors.items()),
-            {_KEY: json.dumps(key.parts), _DIGESTS: json.dumps(digests)},
+            {_KEY: json.dumps(asdict(key)), _DIGESTS: json.dumps(digests)},
         )
         self._file.write([head, *data.values()], overwrite=False)
 

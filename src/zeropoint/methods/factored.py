@@ -29,7 +29,7 @@ class Factored:
 
     damped: the matrix, its columns in their original order. upper, pivots: M and D. order: numbers of
     original columns. costs: the pivots by original column, the cost of an error after later columns
-    compensate; 0 for inputs that are always zero. damping: the added share of the mean of the diagonal.
+    compensate; 0 for inputs that are always zero.
     """
 
     costs: torch.Tensor
@@ -37,7 +37,6 @@ class Factored:
     upper: torch.Tensor
     pivots: torch.Tensor
     order: torch.Tensor
-    damping: float
 
 
 _LOCK = threading.Lock()
@@ -79,7 +78,7 @@ def _factored(mean: torch.Tensor) -> Factored:
         costs = torch.empty_like(pivots)
         costs[order] = pivots
         costs[dead] = 0.0
-        return Factored(costs=costs, damped=damped, upper=upper, pivots=pivots, order=order, damping=damping)
+        return Factored(costs=costs, damped=damped, upper=upper, pivots=pivots, order=order)
     raise CalibrationError(
         "the Gram matrix of the inputs is not positive definite, whatever is added to its diagonal: its "
         "numbers lie too far apart; give the layer method mse_weighted"

@@ -11,6 +11,7 @@ Numbers are powers of two, which change no bit of a sum.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from .layer import quantized_inputs
+from .layer import on_inputs
 from .site_inputs import kin_of
 from .sites import Site
 
@@ -84,27 +85,14 @@ class BlockProbe:
         inputs: dict[str, torch.Tensor] = {}
         self.order = []
 
-        def hook(name: str) -> Callable[..., None]:
-            def before(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-                def keep(x: torch.Tensor) -> torch.Tensor:
-                    if name not in inputs:
-                        inputs[name] = x.detach().reshape(-1, x.shape[-1]).clone()
-                        self.order.append(name)
-                    return x
+        def keep(name: str, x: torch.Tensor) -> torch.Tensor:
+            if name not in inputs:
+                inputs[name] = x.detach().reshape(-1, x.shape[-1]).clone()
+                self.order.append(name)
+            return x
 
-                quantized_inputs(module, keep, args, named)
-
-            return before
-
-        handles = [
-            module.register_forward_pre_hook(hook(name), with_kwargs=True)
-            for name, module in self.modules.items()
-        ]
-        try:
+        with on_inputs((module, functools.partial(keep, name)) for name, module in self.modules.items()):
             result = self._run()
-        finally:
-            for handle in handles:
-                handle.remove()
         return [x.detach().clone() for x in tree_leaves(result) if isinstance(x, torch.Tensor)], inputs
 
     @contextmanager

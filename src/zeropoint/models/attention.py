@@ -65,6 +65,19 @@ class SplitAttention(nn.Module):
         names = _Names(joined=self._joined)
         add_state_hooks(self, names.out, names.back)
 
+    def fused(self) -> nn.Module:
+        """Return the original module with the current weights."""
+        with torch.device("meta"):
+            whole = nn.MultiheadAttention(
+                self.embed_dim, self.num_heads, dropout=self.dropout, bias=self.out_proj.bias is not None,
+                add_zero_attn=self.add_zero_attn, kdim=self.k_proj.in_features,
+                vdim=self.v_proj.in_features, batch_first=self.batch_first,
+            )  # fmt: skip
+        for name, parameter in self.fused_parameters().items():
+            setattr(whole, name, parameter)
+        whole.out_proj.weight, whole.out_proj.bias = self.out_proj.weight, self.out_proj.bias
+        return whole
+
     def fused_parameters(self) -> dict[str, nn.Parameter | None]:
         """Return current fused parameters, without the output projection."""
         own = dict(self.named_parameters())

@@ -8,7 +8,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -36,15 +36,11 @@ class KvCacheObserver:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Let attention layers have caches that observe."""
-        handles = [
-            layer.register_forward_pre_hook(functools.partial(self._give, name), with_kwargs=True)
-            for name, layer in self.layers.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, layer in self.layers.items():
+                give = functools.partial(self._give, name)
+                hooks.enter_context(layer.register_forward_pre_hook(give, with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def outside(self, blocks: Iterable[nn.Module]) -> bool:
         """Return whether some attention layer is inside none of ``blocks``."""

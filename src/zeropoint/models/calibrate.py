@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -267,21 +267,17 @@ class Watch:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Attach the observers to their layers inside the context."""
-        handles: list[Any] = []
         self._waits = not shares_work()
-        try:
+        with ExitStack() as hooks:
+            hooks.callback(setattr, self, "_latest", None)
             for place in self._places.values():
-                see = functools.partial(self._see, place)
+                see, module = functools.partial(self._see, place), place.module
                 if place.side == "input":
                     hook = functools.partial(_see_input, see)
-                    handles.append(place.module.register_forward_pre_hook(hook, with_kwargs=True))
+                    hooks.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
                 else:
-                    handles.append(place.module.register_forward_hook(functools.partial(_see_output, see)))
+                    hooks.enter_context(module.register_forward_hook(functools.partial(_see_output, see)))
             yield
-        finally:
-            self._latest = None
-            for handle in handles:
-                handle.remove()
 
     def params(self, inside: nn.Module | None = None) -> dict[str, QuantizationParams]:
         """Return learned parameters by place, optionally inside one module."""

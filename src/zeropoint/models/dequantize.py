@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Callable, Collection
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -68,14 +68,19 @@ def dequantize_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
 
 def restore(model: nn.Module, layers: Collection[nn.Module]) -> nn.Module:
     """Replace quantized or unfused layers by float and fused modules."""
-    weights = _Weights()
+
+    @cache
+    def weight(packed: PackedWeight) -> nn.Parameter:
+        """Return the values of a matrix, which layers may share."""
+        return nn.Parameter(packed.values(), requires_grad=False)
+
     replaced: dict[nn.Module, nn.Module] = {}
     for layer in layers:
         if isinstance(layer, QUANTIZED):
-            replaced[layer] = _float_layer(layer, weights).train(layer.training)
+            replaced[layer] = _float_layer(layer, weight).train(layer.training)
     replace_modules(model, replaced)
     fused: dict[nn.Module, nn.Module] = {
-        layer: _fuse(layer).train(layer.training) for layer in layers if isinstance(layer, _UNFUSED)
+        layer: layer.fused().train(layer.training) for layer in layers if isinstance(layer, _UNFUSED)
     }
     replace_modules(model, fused)
     return fused.get(model, replaced.get(model, model))
@@ -84,29 +89,14 @@ def restore(model: nn.Module, layers: Collection[nn.Module]) -> nn.Module:
 _UNFUSED = (SplitAttention, SplitStacks)
 
 
-class _Weights:
-    """Float parameters of packed weights, shared where weights are."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[PackedWeight, nn.Parameter]] = {}
-
-    def of(self, packed: PackedWeight) -> nn.Parameter:
-        """Return the values of a matrix, in its own dtype."""
-        known = self._known.get(id(packed))
-        if known is None:
-            known = packed, nn.Parameter(packed.values(), requires_grad=False)
-            self._known[id(packed)] = known
-        return known[1]
-
-
-def _float_layer(layer: nn.Module, weights: _Weights) -> nn.Module:
+def _float_layer(layer: nn.Module, weight: Callable[[PackedWeight], nn.Parameter]) -> nn.Module:
     if isinstance(layer, QuantizedLinear):
-        return _linear(layer, weights.of(layer.weight))
+        return _linear(layer, weight(layer.weight))
     if isinstance(layer, QuantizedEmbedding):
         rows, columns = layer.weight.shape
         with torch.device("meta"):
             table = nn.Embedding(rows, columns, padding_idx=layer.padding_idx)
-        table.weight = weights.of(layer.weight)
+        table.weight = weight(layer.weight)
         return table
     if isinstance(layer, QuantizedEmbeddingBag):
         rows, columns = layer.weight.shape
@@ -118,7 +108,7 @@ def _float_layer(layer: nn.Module, weights: _Weights) -> nn.Module:
                 padding_idx=layer.padding_idx,
                 include_last_offset=layer.include_last_offset,
             )
-        bag.weight = weights.of(layer.weight)
+        bag.weight = weight(layer.weight)
         return bag
     assert isinstance(layer, QuantizedLayer)
     return _whole(layer)
@@ -151,25 +141,3 @@ def _whole(layer: QuantizedLayer) -> nn.Module:
     if isinstance(shell, nn.RNNBase):
         shell._flat_weights = [shell._parameters[name] for name in shell._flat_weights_names]
     return shell
-
-
-def _fuse(module: nn.Module) -> nn.Module:
-    """Return the fused module with its layers' current weights."""
-    if isinstance(module, SplitAttention):
-        return _attention(module)
-    assert isinstance(module, SplitStacks)
-    return module.fused()
-
-
-def _attention(split: SplitAttention) -> nn.Module:
-    layers = [split.q_proj, split.k_proj, split.v_proj]
-    with torch.device("meta"):
-        whole = nn.MultiheadAttention(
-            split.embed_dim, split.num_heads, dropout=split.dropout, bias=split.out_proj.bias is not None,
-            add_zero_attn=split.add_zero_attn, kdim=layers[1].in_features, vdim=layers[2].in_features,
-            batch_first=split.batch_first,
-        )  # fmt: skip
-    for name, parameter in split.fused_parameters().items():
-        setattr(whole, name, parameter)
-    whole.out_proj.weight, whole.out_proj.bias = split.out_proj.weight, split.out_proj.bias
-    return whole

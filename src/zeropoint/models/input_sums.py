@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from ..progress import counted
 from ..stats import GramMatrix, MeanSquare, State
 from .block_chain import BlockChain, Steps, keeping
 from .calibrate import evaluating
-from .layer import quantized_inputs
+from .layer import on_inputs
 from .model_blocks import blocks_of
 
 
@@ -97,22 +98,9 @@ def _summing(
             _add(own, x)
         return x
 
-    handles = []
-    try:
-        for name in layers:
-            module = root.get_submodule(name)
-
-            def before(
-                module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any], name: str = name
-            ) -> None:
-                quantized_inputs(module, lambda x: see(name, x), args, dict(named))
-
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+    with on_inputs((root.get_submodule(name), functools.partial(see, name)) for name in layers):
         yield found
-        found += [_of_nothing(name, n, gram=gram) for name, n in layers.items() if name not in leaders]
-    finally:
-        for handle in handles:
-            handle.remove()
+    found += [_of_nothing(name, n, gram=gram) for name, n in layers.items() if name not in leaders]
 
 
 def _of_nothing(name: str, features: int, *, gram: bool) -> InputSums:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -244,15 +244,11 @@ def on_inputs(layers: Iterable[tuple[nn.Module, OnTensor]], *, prepend: bool = F
 
     prepend: whether a function runs before other hooks of its layer.
     """
-    handles: list[Any] = []
-    try:
+    with ExitStack() as hooks:
         for layer, function in layers:
             hook = functools.partial(_passed_through, function)
-            handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend))
+            hooks.enter_context(layer.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _passed_through(

@@ -189,18 +189,6 @@ def _weight(layer: Any) -> tuple[str, ...]:  # noqa: ARG001 (recurrent layers ha
     return ("weight",)
 
 
-def _none(layer: Any) -> tuple[str, ...]:  # noqa: ARG001 (as the others)
-    return ()
-
-
-def _recurrent_weights(layer: Any) -> tuple[str, ...]:
-    return tuple(name for name in layer._flat_weights_names if name.startswith("weight"))
-
-
-def _cell_weights(layer: Any) -> tuple[str, ...]:  # noqa: ARG001 (as the others)
-    return "weight_ih", "weight_hh"
-
-
 def _channels(layer: Any) -> tuple[Shape, Shape]:
     ones = (1,) * len(layer.kernel_size)
     return (1, layer.in_channels, *ones), (1, layer.out_channels, *ones)
@@ -220,9 +208,15 @@ _CONVOLUTION = LayerType(names=_weight, run=_convolution, shapes=_channels, matr
 _TRANSPOSE = LayerType(
     names=_weight, run=_transposed, shapes=_channels, matrix=_transpose_matrix, restore=_untranspose_matrix
 )
-_SEQUENCE = LayerType(names=_recurrent_weights, run=_recurrent, shapes=_recurrent_shapes)
+_SEQUENCE = LayerType(
+    names=lambda layer: tuple(name for name in layer._flat_weights_names if name.startswith("weight")),
+    run=_recurrent,
+    shapes=_recurrent_shapes,
+)
 _STEP = LayerType(
-    names=_cell_weights, run=_cell, shapes=lambda layer: ((1, layer.input_size), (1, layer.hidden_size))
+    names=lambda _: ("weight_ih", "weight_hh"),
+    run=_cell,
+    shapes=lambda layer: ((1, layer.input_size), (1, layer.hidden_size)),
 )
 
 LAYER_TYPES: dict[type[nn.Module], LayerType] = {
@@ -246,7 +240,7 @@ def _as_it_is(layer: nn.Module, weights: Weights, *args: Any, **named: Any) -> A
     return layer(*args, **named)
 
 
-WEIGHTLESS = LayerType(names=_none, run=_as_it_is, shapes=_any_shapes)
+WEIGHTLESS = LayerType(names=lambda _: (), run=_as_it_is, shapes=_any_shapes)
 """Of every other module: only what goes in and what comes out can be quantized."""
 
 

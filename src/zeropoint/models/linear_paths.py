@@ -210,10 +210,6 @@ def _torch(layer: LinearParts) -> Run:
     return run
 
 
-def _fits_values(_: LinearParts, x: torch.Tensor) -> bool:
-    return x.dtype in _DTYPES and not (x.requires_grad and torch.is_grad_enabled())
-
-
 def _values(layer: LinearParts) -> Run:
     source, weight = layer.input_quantizer, layer.weight
     product = library.ValueLayer(weight.scheme, weight.dtype)
@@ -268,7 +264,7 @@ PATHS = (
         op=Op.LINEAR_VALUES,
         refusal=lambda _: None,
         prepare=_values,
-        fits=_fits_values,
+        fits=lambda _, x: x.dtype in _DTYPES and not (x.requires_grad and torch.is_grad_enabled()),
     ),
     Path(name="dequantized tiles", refusal=lambda _: None, prepare=_tiles, fits=lambda _, __: True),
 )

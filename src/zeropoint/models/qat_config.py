@@ -54,18 +54,6 @@ class QATConfig:
     activation: Callable[[QuantizationParams, int], Quantizer] = fixed
 
 
-def _average_activation(params: QuantizationParams, count: int) -> Quantizer:  # noqa: ARG001 (as the others)
-    return MovingAverageFakeQuantize(params)
-
-
-def _lsq_activation(params: QuantizationParams, count: int) -> Quantizer:
-    return LearnedScale(params, count=max(1, count // params.num_parameter_sets))
-
-
-def _threshold_weight(weight: torch.Tensor, scheme: Scheme) -> nn.Module:
-    return LearnedThreshold.from_tensor(weight, scheme, ThresholdRule.THREE_SD)
-
-
 def _threshold_activation(params: QuantizationParams, count: int) -> Quantizer:  # noqa: ARG001 (as the others)
     if params.zero_point is not None:
         raise UnsupportedError(f"{params.scheme} has a zero point; thresholds are for symmetric codes")
@@ -90,10 +78,18 @@ def _one_scale(params: QuantizationParams) -> torch.Tensor:
 QAT_CONFIGS: Mapping[str, QATConfig] = MappingProxyType(
     {
         "minmax": QATConfig(),
-        "average": QATConfig(activation=_average_activation),
+        "average": QATConfig(activation=lambda params, _: MovingAverageFakeQuantize(params)),
         "fixed": QATConfig(weight=FakeQuantize.from_tensor),
-        "lsq": QATConfig(weight=LearnedScale.from_tensor, activation=_lsq_activation),
-        "tqt": QATConfig(weight=_threshold_weight, activation=_threshold_activation),
+        "lsq": QATConfig(
+            weight=LearnedScale.from_tensor,
+            activation=lambda params, n: LearnedScale(params, count=max(1, n // params.num_parameter_sets)),
+        ),
+        "tqt": QATConfig(
+            weight=lambda weight, scheme: LearnedThreshold.from_tensor(
+                weight, scheme, ThresholdRule.THREE_SD
+            ),
+            activation=_threshold_activation,
+        ),
         "pact": QATConfig(activation=_pact_activation),
     }
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +67,12 @@ def sites_of(
     def after(module: nn.Module, args: Any, result: Any) -> None:  # noqa: ARG001 (as hooks)
         follower.raise_level(result)
 
-    handles: list[Any] = []
-    try:
-        handles += [readers[name].register_forward_hook(after) for name in readers if name in passed]
-        with on_inputs((readers[name], functools.partial(read, name)) for name in readers), follower:
+    with ExitStack() as hooks:
+        for name in filter(passed.__contains__, readers):
+            hooks.enter_context(readers[name].register_forward_hook(after))
+        hooks.enter_context(on_inputs((readers[name], functools.partial(read, name)) for name in readers))
+        with follower:
             run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return tuple(
         Site(readers=tuple(names), stage=level, repeated=any(runs[name] > 1 for name in names))
         for _, level, names in found

@@ -7,6 +7,7 @@ model can load the trained weights from it. Loading accepts the names of either.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,37 +20,27 @@ Change = Callable[[State], State]
 
 def add_state_hooks(module: nn.Module, saved: Change, loaded: Change) -> None:
     """Register hooks: ``saved`` changes collected states, ``loaded`` those to load."""
-    module.register_state_dict_post_hook(_Saved(saved))  # type: ignore[no-untyped-call]
-    module.register_load_state_dict_pre_hook(_Loaded(loaded))  # type: ignore[no-untyped-call]
+    module.register_state_dict_post_hook(partial(_saved, saved))  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(partial(_loaded, loaded))  # type: ignore[no-untyped-call]
 
 
-class _Saved:
-    """Hook on a collected state that ends with the module's entries."""
-
-    def __init__(self, change: Change) -> None:
-        self.change = change
-
-    def __call__(self, module: nn.Module, state: State, prefix: str, metadata: object) -> None:  # noqa: ARG002
-        own: State = {}
-        for name in reversed(list(state) if prefix == "" else state):
-            if not name.startswith(prefix):
-                break
-            own[name] = state[name]
-        taken = {name.removeprefix(prefix): state.pop(name) for name in reversed(own)}
-        state.update({prefix + name: value for name, value in self.change(taken).items()})
+def _saved(change: Change, module: nn.Module, state: State, prefix: str, metadata: object) -> None:  # noqa: ARG001
+    """Change a collected state, which ends with the module's entries."""
+    own: State = {}
+    for name in reversed(list(state) if prefix == "" else state):
+        if not name.startswith(prefix):
+            break
+        own[name] = state[name]
+    taken = {name.removeprefix(prefix): state.pop(name) for name in reversed(own)}
+    state.update({prefix + name: value for name, value in change(taken).items()})
 
 
-class _Loaded:
-    """Hook on a copied state that is about to be loaded."""
-
-    def __init__(self, change: Change) -> None:
-        self.change = change
-
-    def __call__(self, module: nn.Module, state: State, prefix: str, *rest: object) -> None:  # noqa: ARG002
-        own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        for name in own:
-            del state[prefix + name]
-        state.update({prefix + name: value for name, value in self.change(own).items()})
+def _loaded(change: Change, module: nn.Module, state: State, prefix: str, *rest: object) -> None:  # noqa: ARG001
+    """Change a copied state that is about to be loaded."""
+    own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    for name in own:
+        del state[prefix + name]
+    state.update({prefix + name: value for name, value in change(own).items()})
 
 
 class Inside:

@@ -162,14 +162,6 @@ def _closest_names(rule: Rule, subjects: Sequence[Subject]) -> str:
     return near_patterns(rule.name, names) or f"known are {', '.join(names[:_SHOWN])}{more}"
 
 
-def _closest_types(rule: Rule, subjects: Sequence[Subject]) -> str:
-    return near_misses(rule.types[0], {s.type for s in subjects})
-
-
-def _shapes(rule: Rule, subjects: Sequence[Subject]) -> str:  # noqa: ARG001 (a hint like the others)
-    return "the weights have " + ", ".join(sorted({str(s.shape) for s in subjects})[:4])
-
-
 def _closest_dtypes(rule: Rule, subjects: Sequence[Subject]) -> str:
     short = _SHORT_DTYPE.fullmatch(rule.dtypes[0])
     if short:
@@ -183,8 +175,12 @@ _Condition = Callable[[Rule, Subject], bool]
 _Hint = Callable[[Rule, Sequence[Subject]], str]
 _CONDITIONS: tuple[tuple[str, _Condition, _Hint], ...] = (
     ("name", _called_so, _closest_names),
-    ("type", _of_type, _closest_types),
-    ("shape", _of_shape, _shapes),
+    ("type", _of_type, lambda rule, subjects: near_misses(rule.types[0], {s.type for s in subjects})),
+    (
+        "shape",
+        _of_shape,
+        lambda _, subjects: "the weights have " + ", ".join(sorted({str(s.shape) for s in subjects})[:4]),
+    ),
     ("dtype", _of_dtype, _closest_dtypes),
 )
 """What must hold for a rule to match, in this order, and what to say where it holds of nothing."""

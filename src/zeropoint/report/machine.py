@@ -25,12 +25,8 @@ def checkup() -> dict[str, Any]:
         "engines": installation.versions(installation.ENGINES),
         "programs": installation.programs(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-        "kernels": {device: _kernels(device) for device in _devices()},
+        "kernels": {at: _kernels(at) for at in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]},
     }
-
-
-def _devices() -> list[str]:
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def _kernels(device: str) -> dict[str, str]:

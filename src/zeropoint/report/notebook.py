@@ -59,7 +59,12 @@ def html_of(shown: object) -> str:
 @singledispatch
 def nodes_of(shown: object) -> tuple[Node, ...]:
     """Return the nodes of an object: its ``repr``, then folded parts."""
-    return tuple(map(Sentence, repr(shown).splitlines()))
+    return (*map(Sentence, repr(shown).splitlines()), *_parts_of(shown))
+
+
+@singledispatch
+def _parts_of(shown: object) -> Iterable[Node]:  # noqa: ARG001 (what has parts is registered)
+    return ()
 
 
 @singledispatch
@@ -70,10 +75,6 @@ def picture_of(shown: object) -> Picture:
     )
 
 
-def _head(shown: object) -> tuple[Node, ...]:
-    return tuple(map(Sentence, repr(shown).splitlines()))
-
-
 def _folded(title: str, heads: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], many: int) -> Part:
     """Return a folded table of the first of ``many`` rows."""
     grid = DataTable(heads, tuple(itertools.islice(rows, _ROWS)))
@@ -81,8 +82,8 @@ def _folded(title: str, heads: tuple[str, ...], rows: Iterable[tuple[Cell, ...]]
     return Part(f"{title} ({many:,})", (grid, *rest), folded=True)
 
 
-@nodes_of.register
-def _(shown: QuantizedTensor) -> tuple[Node, ...]:
+@_parts_of.register
+def _(shown: QuantizedTensor) -> Iterator[Node]:
     facts: list[tuple[str, str]] = [
         ("scheme", str(shown.scheme)),
         ("shape", shape(shown.shape)),
@@ -94,7 +95,7 @@ def _(shown: QuantizedTensor) -> tuple[Node, ...]:
     ]
     small = 0 < math.prod(shown.shape) <= _PLAIN
     drawn = (Figure(picture_of(shown), caption="how often each code is used"),) if small else ()
-    return (*_head(shown), Part("Codes and parameters", (FactList(tuple(facts)), *drawn), folded=True))
+    yield Part("Codes and parameters", (FactList(tuple(facts)), *drawn), folded=True)
 
 
 @picture_of.register
@@ -107,8 +108,8 @@ def _(shown: QuantizedTensor) -> Picture:
     return codes_chart(sample.bars, ends, label=f"codes of {shown.scheme}")
 
 
-@nodes_of.register
-def _(shown: QuantizationParams) -> tuple[Node, ...]:
+@_parts_of.register
+def _(shown: QuantizationParams) -> Iterator[Node]:
     named = [*((f"scales{f' of level {n}' if n else ''}", each) for n, each in enumerate(shown.scales))]
     named += [("zero points", shown.zero_point)] if shown.zero_point is not None else []
     named += [(f"offsets of level {n}", each) for n, each in enumerate(shown.offsets)]
@@ -124,20 +125,20 @@ def _(shown: QuantizationParams) -> tuple[Node, ...]:
         if each.numel()
     ]
     heads = ("parameters", "shape", "dtype", "smallest", "largest")
-    return (*_head(shown), _folded("Tensors", heads, rows, len(rows)))
+    yield _folded("Tensors", heads, rows, len(rows))
 
 
-@nodes_of.register
-def _(shown: Scheme) -> tuple[Node, ...]:
+@_parts_of.register
+def _(shown: Scheme) -> Iterator[Node]:
     found = ((key.replace("_", " "), in_words(value)) for key, value in parts_of_scheme(shown).items())
-    return (*_head(shown), Part("Its parts", (FactList(tuple(found)),), folded=True))
+    yield Part("Its parts", (FactList(tuple(found)),), folded=True)
 
 
-@nodes_of.register
-def _(shown: Format) -> tuple[Node, ...]:
+@_parts_of.register
+def _(shown: Format) -> Iterator[Node]:
     document = facts_of_format(format_name(shown), shown)
     facts = [*facts_in_words(document, shown)]
-    return (*_head(shown), Part("Its values", (FactList(tuple(facts)), *_values(shown)), folded=True))
+    yield Part("Its values", (FactList(tuple(facts)), *_values(shown)), folded=True)
 
 
 def _values(shown: Format) -> Iterator[Node]:
@@ -160,8 +161,8 @@ def _(shown: Format) -> Picture:
     return number_line(values, label=f"values of {format_name(shown)}")
 
 
-@nodes_of.register
-def _(shown: Conversion) -> tuple[Node, ...]:
+@_parts_of.register
+def _(shown: Conversion) -> Iterator[Node]:
     rows = (
         row(
             each.name or "model",
@@ -175,18 +176,18 @@ def _(shown: Conversion) -> tuple[Node, ...]:
         for each in shown.layers
     )
     heads = ("layer", "type", "shape", "becomes", "before", "now", "error")
-    return (*_head(shown), _folded("Layers", heads, rows, len(shown.layers)))
+    yield _folded("Layers", heads, rows, len(shown.layers))
 
 
-@nodes_of.register
-def _(shown: Plan) -> tuple[Node, ...]:
+@_parts_of.register
+def _(shown: Plan) -> Iterator[Node]:
     facts = (
         ("guarantee", str(shown.guarantee)),
         ("workspace", f"{shown.workspace_bytes:,} bytes"),
         ("parameters", f"{shown.parameter_bytes:,} bytes"),
         ("allocates", shown.allocates or "nothing"),
     )
-    return (*_head(shown), Part("What it takes", (FactList(facts),), folded=True))
+    yield Part("What it takes", (FactList(facts),), folded=True)
 
 
 @nodes_of.register
@@ -204,8 +205,8 @@ def _(shown: SchemeComparison) -> Picture:
     return scatter(spots, axes=("bits of a value", "relative error"), label="error over bits")
 
 
-@nodes_of.register
-def _(shown: CheckpointPlan) -> tuple[Node, ...]:
+@_parts_of.register
+def _(shown: CheckpointPlan) -> Iterator[Node]:
     rows = (
         row(
             each.entry.name,
@@ -218,11 +219,8 @@ def _(shown: CheckpointPlan) -> tuple[Node, ...]:
     )
     found = [*verdicts(shown)] if shown.weights else []
     engines = (row(each.engine, each.loads.value, each.reason) for each in found)
-    return (
-        *_head(shown),
-        _folded("Tensors", ("tensor", "becomes", "why", "dtype", "shape"), rows, len(shown.decisions)),
-        _folded("Engines", ("engine", "loads", "why"), engines, len(found)),
-    )
+    yield _folded("Tensors", ("tensor", "becomes", "why", "dtype", "shape"), rows, len(shown.decisions))
+    yield _folded("Engines", ("engine", "loads", "why"), engines, len(found))
 
 
 def _errors(title: str, head: str, found: Iterable[tuple[str, TensorError]]) -> Part:
@@ -248,14 +246,11 @@ def _by_depth(found: Iterable[tuple[str, float | None]], what: str) -> Picture:
     return depth_chart(series, label="relative error")
 
 
-@nodes_of.register
-def _(shown: RunResult) -> tuple[Node, ...]:
-    page = () if shown.page is None else (Sentence(f"report: {shown.page}"),)
-    return (
-        *_head(shown),
-        *page,
-        _errors("Weights", "weight", ((o.weight.module, o.error) for o in shown.outcomes)),
-    )
+@_parts_of.register
+def _(shown: RunResult) -> Iterator[Node]:
+    if shown.page is not None:
+        yield Sentence(f"report: {shown.page}")
+    yield _errors("Weights", "weight", ((o.weight.module, o.error) for o in shown.outcomes))
 
 
 @picture_of.register
@@ -263,12 +258,9 @@ def _(shown: RunResult) -> Picture:
     return _by_depth(((o.weight.module, o.error.relative) for o in shown.outcomes), "run")
 
 
-@nodes_of.register
-def _(shown: Comparison) -> tuple[Node, ...]:
-    return (
-        *_head(shown),
-        _errors("Tensors", "tensor", ((c.pair.name, c.error) for c in shown.tensors.measured)),
-    )
+@_parts_of.register
+def _(shown: Comparison) -> Iterator[Node]:
+    yield _errors("Tensors", "tensor", ((c.pair.name, c.error) for c in shown.tensors.measured))
 
 
 @picture_of.register
@@ -276,14 +268,14 @@ def _(shown: Comparison) -> Picture:
     return _by_depth(((c.pair.name, c.error.relative) for c in shown.tensors.measured), "comparison")
 
 
-@nodes_of.register
-def _(shown: Verification) -> tuple[Node, ...]:
+@_parts_of.register
+def _(shown: Verification) -> Iterator[Node]:
     found = ((proof.layer.module, error) for proof, error in shown.layers.measured)
-    return (*_head(shown), _errors("Layers", "layer", found))
+    yield _errors("Layers", "layer", found)
 
 
-@nodes_of.register
-def _(shown: Inspection) -> tuple[Node, ...]:
+@_parts_of.register
+def _(shown: Inspection) -> Iterator[Node]:
     dtypes = (
         row(each.dtype, each.tensors, each.values, number_cell(each.nbytes, size_of(each.nbytes)))
         for each in shown.dtypes
@@ -298,11 +290,9 @@ def _(shown: Inspection) -> tuple[Node, ...]:
         )
         for each in shown.schemes
     )
-    return (
-        *_head(shown),
-        _folded("Dtypes", ("dtype", "tensors", "values", "size"), dtypes, len(shown.dtypes)),
-        _folded("Schemes", ("scheme", "method", "layers", "values", "bits"), schemes, len(shown.schemes)),
-    )
+    yield _folded("Dtypes", ("dtype", "tensors", "values", "size"), dtypes, len(shown.dtypes))
+    heads = ("scheme", "method", "layers", "values", "bits")
+    yield _folded("Schemes", heads, schemes, len(shown.schemes))
 
 
 def _short(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -320,9 +310,9 @@ def _short(nodes: Iterable[Node]) -> Iterator[Node]:
 _OF_PAGES = 20
 
 
-@nodes_of.register
-def _(shown: Overview) -> tuple[Node, ...]:
-    return (*_head(shown), Part("Report", tuple(_short(about(shown))), folded=True))
+@_parts_of.register
+def _(shown: Overview) -> Iterator[Node]:
+    yield Part("Report", tuple(_short(about(shown))), folded=True)
 
 
 @picture_of.register
@@ -330,9 +320,9 @@ def _(shown: Overview) -> Picture:
     return _by_depth(((layer.module, layer.relative) for layer in shown.layers), "checkpoint")
 
 
-@nodes_of.register
-def _(shown: CheckpointReport) -> tuple[Node, ...]:
-    return (*_head(shown), Part("Report", tuple(_short(shown.nodes)), folded=True))
+@_parts_of.register
+def _(shown: CheckpointReport) -> Iterator[Node]:
+    yield Part("Report", tuple(_short(shown.nodes)), folded=True)
 
 
 @picture_of.register
@@ -340,19 +330,17 @@ def _(shown: CheckpointReport) -> Picture:
     return _by_depth(((layer.module, layer.relative) for run in shown.runs for layer in run.layers), "report")
 
 
-@nodes_of.register
-def _(shown: SearchResult) -> tuple[Node, ...]:
-    return (*_head(shown), Part("What was found", tuple(_short(search_nodes(shown))), folded=True))
+@_parts_of.register
+def _(shown: SearchResult) -> Iterator[Node]:
+    yield Part("What was found", tuple(_short(search_nodes(shown))), folded=True)
 
 
-@picture_of.register
-def _(shown: SearchResult) -> Picture:
-    return search_picture(shown)
+picture_of.register(SearchResult, search_picture)
 
 
-@nodes_of.register
-def _(shown: Evaluation) -> tuple[Node, ...]:
-    return (*_head(shown), Part("Statistics", tuple(evaluation_nodes(shown)), folded=True))
+@_parts_of.register
+def _(shown: Evaluation) -> Iterator[Node]:
+    yield Part("Statistics", tuple(evaluation_nodes(shown)), folded=True)
 
 
 @picture_of.register

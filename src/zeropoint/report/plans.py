@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..checkpoint.plan.checkpoint_plan import CheckpointPlan
 from ..checkpoint.plan.output_files import OutputShard, SharedScale
-from ..checkpoint.plan.output_tensors import Output, OutputTensor
+from ..checkpoint.plan.output_tensors import Output
 from ..checkpoint.plan.verdicts import WAYS, Indivisible, Verdict, indivisible, verdicts
 from ..checkpoint.run.advice import misfit_warnings
 from ..errors import size_of
@@ -52,19 +52,15 @@ def output_table(plan: CheckpointPlan, *, everything: bool = False) -> Plain:
     With ``everything``, a line for each of these tensors, with its shard.
     """
     if everything:
-        return _tensor_table(plan.outputs.of_weights)
+        table = plain("outputs", "dtype", "shape", "size", "shard", numbers=(3,))
+        for tensor in plan.outputs.of_weights:
+            cells = (name(tensor.name), tensor.spec.dtype, shape(tensor.spec.shape))
+            table.add_row(*cells, size_of(tensor.nbytes), name(tensor.shard))
+        return table
     table = plain("outputs", "n", "parts", "shape", "size", numbers=(1, 4))
     for label, group in folded(plan.weights, lambda w: w.module, _kind, everything):
         size = size_of(sum(tensor.nbytes for weight in group for tensor in weight.tensors))
         table.add_row(label, times(group), _parts(group[0]), shape(group[0].shape), size)
-    return table
-
-
-def _tensor_table(tensors: Sequence[OutputTensor]) -> Plain:
-    table = plain("outputs", "dtype", "shape", "size", "shard", numbers=(3,))
-    for tensor in tensors:
-        cells = (name(tensor.name), tensor.spec.dtype, shape(tensor.spec.shape))
-        table.add_row(*cells, size_of(tensor.nbytes), name(tensor.shard))
     return table
 
 
@@ -116,7 +112,7 @@ def parallel_table(found: Sequence[Indivisible], *, everything: bool = False) ->
 def shared_table(shared: Sequence[SharedScale], *, everything: bool = False) -> Plain:
     """Return the table of sets with one scale, and their shards."""
     table = plain("one tensor scale for", "n", "across shards", numbers=(1, 2))
-    for label, group in folded(shared, _members, _how_many, everything):
+    for label, group in folded(shared, _members, lambda scale: len(scale.modules), everything):
         across = sum(len(item.shards) > 1 for item in group)
         table.add_row(label, times(group), f"{across:,}" if across else "")
     return table
@@ -126,8 +122,3 @@ def _members(shared: SharedScale) -> str:
     """Return the first member in full, the others by last part."""
     first, *others = shared.modules
     return ", ".join([first, *(module.rpartition(".")[2] for module in others)])
-
-
-def _how_many(shared: SharedScale) -> int:
-    """Return how many weights share."""
-    return len(shared.modules)

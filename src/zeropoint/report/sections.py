@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -219,17 +220,15 @@ def _losses(layers: Sequence[LayerFacts]) -> Iterator[Node]:
         "and, dashed, on held-out ones. Where these do much worse, more data help."
     )
     picture = depth_chart(seen, held, label="loss of outputs")
-    apart = sorted(
-        (
-            (held_out / own, layer)
-            for layer in layers
-            if (own := layer.loss.get("seen")) and (held_out := layer.loss.get("held_out")) is not None
-        ),
-        key=lambda pair: -pair[0],
-    )
-    far = [layer for times, layer in apart if times > _GAP]
+    apart = [
+        (held_out / own, layer)
+        for layer in layers
+        if (own := layer.loss.get("seen")) and (held_out := layer.loss.get("held_out")) is not None
+    ]
+    far = [layer for times, layer in sorted(apart, key=lambda pair: -pair[0]) if times > _GAP]
+    after: list[Node] = []
     if held:
-        said = Sentence(
+        said = (
             f"Held-out loss is more than {_GAP} times that of calibration data in {len(far):,} of "
             f"{count(len(apart), 'layer')}."
         )
@@ -242,12 +241,8 @@ def _losses(layers: Sequence[LayerFacts]) -> Iterator[Node]:
             )
             for layer in far[:_WORST]
         )
-        grid = (
-            (DataTable(("layer", "on calibration data", "on held-out data", "inputs"), rows),) if rows else ()
-        )
-        after: tuple[Node, ...] = (said, *grid)
-    else:
-        after = ()
+        heads = ("layer", "on calibration data", "on held-out data", "inputs")
+        after = [Sentence(said), *([DataTable(heads, rows)] if rows else ())]
     yield Part("Loss of outputs", (Sentence(what, quiet=True), Figure(picture, legend=tuple(seen)), *after))
 
 
@@ -322,16 +317,12 @@ _UNKNOWN = "not known: no manifest says why"
 
 def _sizes(run: Overview) -> Iterator[Node]:
     """Yield the bytes of all floats and of the files, as areas."""
-    before: dict[str, float] = {}
-    after: dict[str, float] = {}
-    for layer in run.layers:
-        kind = kind_of(layer.module)
-        before[kind] = before.get(kind, 0) + layer.float_bytes
-        after[kind] = after.get(kind, 0) + layer.nbytes
-    for kept in run.kept:
-        kind = kind_of(kept.name.removesuffix(".weight"))
-        before[kind] = before.get(kind, 0) + kept.nbytes
-        after[kind] = after.get(kind, 0) + kept.nbytes
+    every = [(layer.module, layer.float_bytes, layer.nbytes) for layer in run.layers]
+    every += [(kept.name.removesuffix(".weight"), kept.nbytes, kept.nbytes) for kept in run.kept]
+    before, after = Counter[str](), Counter[str]()
+    for name, floats, nbytes in every:
+        before[kind_of(name)] += floats
+        after[kind_of(name)] += nbytes
     if not before:
         return
     color = {kind: n for n, kind in enumerate(sorted(before, key=lambda kind: -before[kind]))}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,50 +134,38 @@ class InputSource:
     def reader(self, limits: Limits, *, progress: bool) -> TakeInputs | None:
         """Return the reader of these inputs, or None; progress: shows a bar."""
         if self.imatrix is not None:
-            return of_imatrix(self.imatrix)
+            return partial(of_imatrix, self.imatrix)
         if self.statistics:
-            return of_statistics(self.statistics)
+            return partial(of_statistics, self.statistics)
         data = self.calibration
-        return None if data is None else of_calibration(data, limits, progress=progress)
+        return None if data is None else partial(of_calibration, data, limits, progress=progress)
 
 
-def of_imatrix(path: Path | str) -> TakeInputs:
-    """Return a reader of llama.cpp's importance matrix.
+def of_imatrix(path: Path | str, found: Choices) -> Inputs:
+    """Return the inputs in llama.cpp's importance matrix.
 
-    It raises CheckpointError for another file, CalibrationError where it names no weight.
+    Raises CheckpointError for another file, CalibrationError where it names no weight.
     """
-
-    def take(found: Choices) -> Inputs:
-        weights = list(_weights(found))
-        statistics, _ = deferred.mean_squares_of_file(path, weights)
-        return Inputs.of("imatrix", statistics, (weight.module for _, weight in weights))
-
-    return take
+    weights = list(_weights(found))
+    statistics, _ = deferred.mean_squares_of_file(path, weights)
+    return Inputs.of("imatrix", statistics, (weight.module for _, weight in weights))
 
 
-def of_statistics(files: Sequence[Path]) -> TakeInputs:
-    """Return a reader of statistics files; raises like :class:`.SavedStatistics`."""
-
-    def take(found: Choices) -> Inputs:
-        modules = [weight.module for _, weight in _weights(found)]
-        with deferred.SavedStatistics(files, found.source) as saved:
-            known = {module: own for module in modules if (own := saved.mean_square(module)) is not None}
-        return Inputs.of("statistics", {module: {NEED: own} for module, own in known.items()}, modules)
-
-    return take
+def of_statistics(files: Sequence[Path], found: Choices) -> Inputs:
+    """Return the inputs in statistics files; raises like :class:`.SavedStatistics`."""
+    modules = [weight.module for _, weight in _weights(found)]
+    with deferred.SavedStatistics(files, found.source) as saved:
+        known = {module: own for module in modules if (own := saved.mean_square(module)) is not None}
+    return Inputs.of("statistics", {module: {NEED: own} for module, own in known.items()}, modules)
 
 
-def of_calibration(given: Given, limits: Limits, *, progress: bool = False) -> TakeInputs:
-    """Return a run on data; raises like :func:`~..calibration.calibrated`."""
-
-    def take(found: Choices) -> Inputs:
-        for plan in found.plans:
-            deferred.require_text(plan, given)
-        weights = [weight for _, weight in _weights(found)]
-        statistics = deferred.mean_squares(found.source, weights, given, limits, progress=progress)
-        return Inputs.of("calibration", statistics, (weight.module for weight in weights))
-
-    return take
+def of_calibration(given: Given, limits: Limits, found: Choices, *, progress: bool = False) -> Inputs:
+    """Return the inputs in a run on data; raises like :func:`~..calibration.calibrated`."""
+    for plan in found.plans:
+        deferred.require_text(plan, given)
+    weights = [weight for _, weight in _weights(found)]
+    statistics = deferred.mean_squares(found.source, weights, given, limits, progress=progress)
+    return Inputs.of("calibration", statistics, (weight.module for weight in weights))
 
 
 def _weights(found: Choices) -> Iterator[tuple[CheckpointPlan, Output]]:

@@ -203,11 +203,9 @@ def search_checkpoint(
     selection = selection_of(include, ignore, fit=fit, dequantize_first=dequantize_first)
     request = what.request(codec_for(format), method, selection, limits)
     request = replace(request, inputs=inputs.reader(limits, progress=progress is True))
-    result = what.search(opened, request, out=written, progress=progress)
+    result = what.search(opened, request, out=written, page=paged, progress=progress)
     if drawn is not None:
         drawn.write([result.plot().svg.encode()], overwrite=overwrite)
-    if paged is not None:
-        paged.write([page_of_results(search=result)], overwrite=True)
     if recipe is not None:
         recipe.write([f"{result.recipe.text}\n".encode()], overwrite=overwrite)
     return result

@@ -18,11 +18,12 @@ Source: HIGGS, arXiv:2411.17525, theorem 1 and section 4.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -77,11 +78,9 @@ def digest_of(windows: TextWindows) -> str:
     return hashlib.sha256(windows.given.numpy().tobytes()).hexdigest()[:16]
 
 
-@contextmanager
-def meter_of(found: Choices, windows: TextWindows, limits: Limits) -> Iterator[DivergenceMeter]:
+def meter_of(found: Choices, windows: TextWindows, limits: Limits) -> AbstractContextManager[DivergenceMeter]:
     """Return a context with a search's model on windows, in memory."""
-    with divergence_meter(found.source, WindowProbe(windows), limits=limits) as meter:
-        yield meter
+    return divergence_meter(found.source, WindowProbe(windows), limits=limits)
 
 
 def decided_by(found: Choices, mark: str, windows: TextWindows) -> str:
@@ -122,72 +121,56 @@ def noisy(weight: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     )
 
 
-def by_noise(given: Text, limits: Limits, *, noise: float = NOISE) -> WeighingRule:
-    """Return the way to weigh layers by the linearity theorem.
+def by_noise(
+    given: Text, limits: Limits, found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar
+) -> Weighing:
+    """Weigh layers by the linearity theorem; a :data:`WeighingRule` of text and limits.
 
-    given: see :func:`windows_of`. What it returns raises what :func:`windows_of` and :func:`meter_of` raise,
-    and CalibrationError where no layer matters.
+    given: see :func:`windows_of`. Raises what :func:`windows_of` and :func:`meter_of` raise, and
+    CalibrationError where no layer matters.
     """
-
-    def weigh(found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar) -> Weighing:
-        windows = windows_of(found.source, given)
-        kind = f"noise {noise:g}, tokens {digest_of(windows)}{limits.mark}"
-        kind += "" if inputs is None else inputs.mark
-        left = [layer for layer in found.layers if state.fact(kind, layer.name, number_in) is None]
-        if left:
-            with bar("weighing", layers_of) as on_layer, meter_of(found, windows, limits) as meter:
-                for number, layer in enumerate(left):
-                    columns = {} if inputs is None else inputs.columns
-                    state.add_facts(kind, {layer.name: _slope(meter, found, layer, noise, columns)})
-                    on_layer(number + 1, len(left), layer.name)
-        factors = {
-            layer.name: max(0.0, state.fact(kind, layer.name, number_in) or 0.0) for layer in found.layers
-        }
-        if not any(factors.values()):
-            raise CalibrationError(
-                "noise in no layer changes the logits of these tokens; give other text, or weigh layers "
-                "equally"
-            )
-
-        def losses(layer: SearchedLayer, errors: Mapping[str, float]) -> dict[str, float]:
-            return {text: factors[layer.name] * error for text, error in errors.items()}
-
-        return Weighing(name=LINEARITY, losses=losses)
-
-    return weigh
-
-
-def by_divergence(given: Text, limits: Limits) -> WeighingRule:
-    """Return a weighing by the divergence of each candidate alone.
-
-    given: see :func:`windows_of`. What it returns raises what :func:`windows_of` and :func:`meter_of` raise.
-    """
-
-    def weigh(found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar) -> Weighing:
-        windows = windows_of(found.source, given)
-        mark = "" if inputs is None else inputs.mark
-        kind = f"divergence, {decided_by(found, mark, windows)}{limits.mark}"
-        known = {
-            layer.name: {KEEP: 0.0, **(state.fact(kind, layer.name, numbers_in) or {})}
-            for layer in found.layers
-        }
-        left = [layer for layer in found.layers if layer.sizes.keys() - known[layer.name].keys()]
-        if left:
-            with bar("trying", layers_of) as on_layer, meter_of(found, windows, limits) as meter:
-                for number, layer in enumerate(left):
-                    own = known[layer.name]
-                    own |= {
-                        text: _tried(meter, found, layer, text, limits)
-                        for text in layer.sizes
-                        if text not in own
-                    }
-                    state.add_facts(kind, {layer.name: own})
-                    on_layer(number + 1, len(left), layer.name)
-        return Weighing(
-            name=DIVERGENCE, losses=lambda layer, errors: {t: known[layer.name][t] for t in errors}
+    windows = windows_of(found.source, given)
+    kind = f"noise {NOISE:g}, tokens {digest_of(windows)}{limits.mark}"
+    kind += "" if inputs is None else inputs.mark
+    left = [layer for layer in found.layers if state.fact(kind, layer.name, number_in) is None]
+    if left:
+        with bar("weighing", layers_of) as on_layer, meter_of(found, windows, limits) as meter:
+            for number, layer in enumerate(left):
+                columns = {} if inputs is None else inputs.columns
+                state.add_facts(kind, {layer.name: _slope(meter, found, layer, columns)})
+                on_layer(number + 1, len(left), layer.name)
+    factors = {layer.name: max(0.0, state.fact(kind, layer.name, number_in) or 0.0) for layer in found.layers}
+    if not any(factors.values()):
+        raise CalibrationError(
+            "noise in no layer changes the logits of these tokens; give other text, or weigh layers equally"
         )
 
-    return weigh
+    def losses(layer: SearchedLayer, errors: Mapping[str, float]) -> dict[str, float]:
+        return {text: factors[layer.name] * error for text, error in errors.items()}
+
+    return Weighing(name=LINEARITY, losses=losses)
+
+
+def by_divergence(
+    given: Text, limits: Limits, found: Choices, inputs: Inputs | None, state: SearchState, bar: Bar
+) -> Weighing:
+    """Weigh layers by the divergence of each candidate alone, see :func:`by_noise`."""
+    windows = windows_of(found.source, given)
+    mark = "" if inputs is None else inputs.mark
+    kind = f"divergence, {decided_by(found, mark, windows)}{limits.mark}"
+    known = {
+        layer.name: {KEEP: 0.0, **(state.fact(kind, layer.name, numbers_in) or {})} for layer in found.layers
+    }
+    left = [layer for layer in found.layers if layer.sizes.keys() - known[layer.name].keys()]
+    if left:
+        with bar("trying", layers_of) as on_layer, meter_of(found, windows, limits) as meter:
+            for number, layer in enumerate(left):
+                own = known[layer.name]
+                new = [text for text in layer.sizes if text not in own]
+                own |= {text: _tried(meter, found, layer, text, limits) for text in new}
+                state.add_facts(kind, {layer.name: own})
+                on_layer(number + 1, len(left), layer.name)
+    return Weighing(name=DIVERGENCE, losses=lambda layer, errors: {t: known[layer.name][t] for t in errors})
 
 
 def _tried(meter: DivergenceMeter, found: Choices, layer: SearchedLayer, text: str, limits: Limits) -> float:
@@ -205,16 +188,14 @@ def layers_of(number: int) -> str:
     return count(number, "layer")
 
 
-def _slope(
-    meter: DivergenceMeter, found: Choices, layer: SearchedLayer, noise: float, columns: Importance
-) -> float:
+def _slope(meter: DivergenceMeter, found: Choices, layer: SearchedLayer, columns: Importance) -> float:
     """Return divergence over mean squared noise; columns: their importance."""
     weights, sizes = {}, []
     for weight in layer.weights:
         name = name_in(meter, found.source, weight.module)
         given, counts = meter.weight(name), columns.get(weight.module)
-        weights[name] = noisy(given, noise, zlib.crc32(weight.module.encode()))
-        sizes.append(noise**2 if counts is None else _size(weights[name] - given, given, counts))
+        weights[name] = noisy(given, NOISE, zlib.crc32(weight.module.encode()))
+        sizes.append(NOISE**2 if counts is None else _size(weights[name] - given, given, counts))
     return meter.mean_divergence(weights).value * len(sizes) / math.fsum(sizes)
 
 
@@ -232,8 +213,9 @@ def weigh_by(importance: str, text: Text, limits: Limits) -> WeighingRule:
     importance: EQUAL, LINEARITY or DIVERGENCE. text: see :func:`windows_of`. Raises RecipeError for another
     word.
     """
-    ways = {EQUAL: equal, LINEARITY: by_noise(text, limits), DIVERGENCE: by_divergence(text, limits)}
-    if importance not in ways:
-        *others, last = ways
-        raise RecipeError(f"importance {printable(importance)} must be {', '.join(others)} or {last}")
-    return ways[importance]
+    ways = {LINEARITY: by_noise, DIVERGENCE: by_divergence}
+    if importance in ways:
+        return functools.partial(ways[importance], text, limits)
+    if importance != EQUAL:
+        raise RecipeError(f"importance {printable(importance)} must be {EQUAL}, {LINEARITY} or {DIVERGENCE}")
+    return equal

@@ -14,7 +14,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.directory import Partials
 from zeropoint.checkpoint.run.executor import Job
 from zeropoint.checkpoint.run.unit_results import ScanResult
-from zeropoint.checkpoint.run.units import groups, units
+from zeropoint.checkpoint.run.units import Groups, Units
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +22,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """All the work of a plan whose sets share a scale across shards."""
     folder: Path = tmp_path_factory.mktemp("schedule")
     plan = make_plan(open_source(write_tiny(folder / "model")), "nvfp4a16", limits=Limits(workers=1))
-    found = units(plan)
+    found = Units(plan)
     partials = Partials(path=folder, needed=0)
-    return Job(plan=plan, partials=partials, todo=found, groups=groups(found), scanned={})
+    return Job(plan=plan, partials=partials, todo=found, groups=Groups(found), scanned={})
 
 
 def remaining(job: Job, skipped: set[int], scanned: set[int]) -> Job:

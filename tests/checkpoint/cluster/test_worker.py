@@ -15,7 +15,7 @@ from zeropoint.checkpoint.plan.identity import identity
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.directory import Partials
 from zeropoint.checkpoint.run.unit_results import UnitResult
-from zeropoint.checkpoint.run.units import units
+from zeropoint.checkpoint.run.units import Units
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_nothing_of_a_batch_counts_when_a_unit_of_it_fails(tmp_path: Path) -> No
         open_source(save(tmp_path / "in", {"a.weight": weight(64, 128), "b.weight": bad})), "w8a8", limits=ONE
     )
     stop_after(plan, tmp_path / "out", 0)
-    numbers = tuple(unit.number for unit in units(plan) if unit.output.to is not None)
+    numbers = tuple(unit.number for unit in Units(plan) if unit.output.to is not None)
     request = requested(plan, tmp_path / "out")
     first = UnitBatch(numbers=numbers[:1], scans=False, extremes={}, means={})
     assert [type(found) for found in work(request, first)] == [UnitResult]

@@ -18,11 +18,11 @@ from tests.checkpoint.written import CONFIG, quantize, save, tensors_of, weight
 from tests.peers import Peer
 from tests.tensors import same_bytes
 
-from zeropoint.checkpoint.plan.expert_matrices import matrices
 from zeropoint.checkpoint.plan.float_view import as_floats
 from zeropoint.checkpoint.plan.gathered import Gathered
 from zeropoint.checkpoint.plan.rescaled import rescaled_floats
 from zeropoint.checkpoint.plan.row_reader import RowReader
+from zeropoint.checkpoint.plan.tensor_matrices import matrices
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file
 from zeropoint.codecs.compressed_tensors import CODEC

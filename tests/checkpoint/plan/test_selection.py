@@ -9,8 +9,8 @@ from tests.tables import each
 
 from zeropoint.architectures import is_transposed, layer_type
 from zeropoint.checkpoint.plan.checkpoint_plan import CheckpointPlan, make_plan
-from zeropoint.checkpoint.plan.expert_matrices import matrices, stacked
 from zeropoint.checkpoint.plan.selection import DEFAULT_RULES, Selection, module_of, subject_of
+from zeropoint.checkpoint.plan.tensor_matrices import matrices, stacked
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
 from zeropoint.checkpoint.run.advice import misfit_warnings

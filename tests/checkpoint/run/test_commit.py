@@ -16,14 +16,14 @@ from zeropoint.checkpoint.run.commit import Commit
 from zeropoint.checkpoint.run.directory import Partials, partial_name
 from zeropoint.checkpoint.run.journal import Journal
 from zeropoint.checkpoint.run.unit_results import UnitResult
-from zeropoint.checkpoint.run.units import Unit, units
+from zeropoint.checkpoint.run.units import Unit, Units
 from zeropoint.errors import CheckpointError
 
 
 @pytest.fixture
 def cut(tmp_path: Path, small_units: None) -> tuple[Unit, ...]:
     (tmp_path / partial_name("model.safetensors")).write_bytes(b"")
-    found = units(plan_of(save(tmp_path / "in", {LINEAR: weight(2048, 128)}), "w8a8"))
+    found = Units(plan_of(save(tmp_path / "in", {LINEAR: weight(2048, 128)}), "w8a8"))
     assert len(found) > 4
     return found
 

@@ -15,7 +15,7 @@ from zeropoint.checkpoint.plan.limits import BASE_MEMORY, Limits
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.advice import error_warnings
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.run.units import units
+from zeropoint.checkpoint.run.units import Units
 from zeropoint.codecs.layer_schemes import layer_scheme
 from zeropoint.codecs.registry import CODECS
 
@@ -44,7 +44,7 @@ def test_every_file_has_the_same_bytes_however_a_run_goes(name: str, to: str, tm
     plan = plan_of(source, name, to, Limits(workers=1))
     run(plan, tmp_path / "golden")
     golden = digests(tmp_path / "golden")
-    assert max(len(units(plan).of_weight(n)) for n in range(len(plan.weights))) > 1  # some weight is cut
+    assert max(len(Units(plan).of_weight(n)) for n in range(len(plan.weights))) > 1  # some weight is cut
     for number, (limits, stops) in enumerate(WAYS):
         other, out = plan_of(source, name, to, limits), tmp_path / str(number)
         for count in stops:

@@ -31,7 +31,7 @@ from zeropoint.checkpoint.plan.selection import DequantizePolicy, Selection
 from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.executor import Job, Results, local
 from zeropoint.checkpoint.run.loop import RunResult, run
-from zeropoint.checkpoint.run.units import units as units_of
+from zeropoint.checkpoint.run.units import Units
 from zeropoint.checkpoint.verify.verification import verify
 from zeropoint.errors import CheckpointError, NonFiniteError
 
@@ -310,7 +310,7 @@ def test_a_run_that_was_ended_after_any_unit_resumes_with_the_same_bytes(
 ) -> None:
     plan = make_plan(open_source(fp8), to, selection=selection, limits=ONE)
     run(plan, tmp_path / "whole")
-    units = len(units_of(plan))
+    units = len(Units(plan))
     resumed = []
     for count in range(1, units, 7):
 

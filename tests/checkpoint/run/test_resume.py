@@ -18,7 +18,7 @@ from zeropoint.checkpoint.read.source import open_source
 from zeropoint.checkpoint.run.directory import partial_name
 from zeropoint.checkpoint.run.journal import Journal
 from zeropoint.checkpoint.run.loop import run
-from zeropoint.checkpoint.run.units import units
+from zeropoint.checkpoint.run.units import Units
 from zeropoint.errors import CheckpointError, NonFiniteError
 
 pytestmark = [pytest.mark.usefixtures("small_units"), pytest.mark.rotating]
@@ -28,7 +28,7 @@ def test_a_run_that_was_stopped_anywhere_continues_with_the_same_bytes(
     source: Path, tmp_path: Path, golden: dict[str, str]
 ) -> None:
     plan = plan_of(source)
-    total = len(units(plan))
+    total = len(Units(plan))
     assert total > 50
     for count in (0, 1, 2, 3, 5, 11, total // 2, total - 2, total - 1):
         out = tmp_path / str(count)
@@ -44,7 +44,7 @@ def test_a_run_that_was_stopped_after_each_unit_continues_with_the_same_bytes(
     source: Path, tmp_path: Path, golden: dict[str, str]
 ) -> None:
     plan = plan_of(source)
-    for count in range(len(units(plan))):
+    for count in range(len(Units(plan))):
         stop_after(plan, tmp_path / str(count), count)
         assert resumed(plan, tmp_path / str(count), golden).resumed > count
         shutil.rmtree(tmp_path / str(count))
@@ -266,7 +266,7 @@ def test_each_part_that_a_unit_wrote_is_proven_before_it_counts(
 ) -> None:
     plan = plan_of(source)
     done = {record["unit"] for record in records(stopped) if "unit" in record}
-    unit = next(unit for unit in units(plan) if unit.number in done and len(unit.spans) > 1)
+    unit = next(unit for unit in Units(plan) if unit.number in done and len(unit.spans) > 1)
     for number, span in enumerate(unit.spans):
         out = shutil.copytree(stopped, tmp_path / f"copy{number}")
         with (out / partial_name(span.file)).open("r+b") as file:
@@ -290,7 +290,7 @@ def test_a_source_changed_in_place_with_its_old_time_is_read_again(source: Path,
 def test_weights_that_share_a_scale_with_a_changed_one_are_done_again(source: Path, tmp_path: Path) -> None:
     own = tmp_path / "in"
     shutil.copytree(source, own)
-    stop_after(plan_of(own), tmp_path / "out", len(units(plan_of(own))) - 3)
+    stop_after(plan_of(own), tmp_path / "out", len(Units(plan_of(own))) - 3)
     # The largest of the set from now on; queries and keys lie in the shard before.
     path, name = own / "model-00003-of-00003.safetensors", "model.layers.1.self_attn.v_proj.weight"
     tensors = load_file(path)

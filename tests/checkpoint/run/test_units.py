@@ -21,7 +21,7 @@ from zeropoint.checkpoint.measure.tensor_error import TensorError, exact_sum
 from zeropoint.checkpoint.plan.identity import stamps
 from zeropoint.checkpoint.plan.limits import Limits
 from zeropoint.checkpoint.run.unit_results import Hashes, UnitResult, UnitResults
-from zeropoint.checkpoint.run.units import groups, units
+from zeropoint.checkpoint.run.units import Groups, Units
 
 
 @pytest.mark.usefixtures("small_units")
@@ -31,7 +31,7 @@ def test_units_cover_every_byte_behind_the_headers_once(to: str, tmp_path: Path)
     (source / "vocab.txt").write_text("a" * 120_000)
     plan = plan_of(source, to)
     covered: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for unit in units(plan):
+    for unit in Units(plan):
         for span in unit.spans:
             assert span.file == unit.file
             covered[span.file].append((span.begin, span.begin + span.size))
@@ -51,7 +51,7 @@ def test_units_cover_every_byte_behind_the_headers_once(to: str, tmp_path: Path)
 def test_the_last_unit_writes_what_rows_give_that_fill_no_word(tmp_path: Path) -> None:
     """Of 40 zero points of 4 bits, a column in words of 32 bits, the last 8 fill one word alone."""
     plan = plan_of(save(tmp_path / "in", {LINEAR: weight(40, 64)}), "int4:g32:asym")
-    (unit,) = (unit for unit in units(plan) if unit.output.to is not None)
+    (unit,) = (unit for unit in Units(plan) if unit.output.to is not None)
     sizes = {tensor.name: tensor.nbytes for tensor in unit.output.tensors}
     assert {span.tensor: span.size for span in unit.spans} == sizes
     assert sizes[f"{LINEAR.removesuffix('.weight')}.weight_zero_point"] == 5 * 2 * 4
@@ -60,7 +60,7 @@ def test_the_last_unit_writes_what_rows_give_that_fill_no_word(tmp_path: Path) -
 def test_units_follow_from_the_plan_and_not_from_its_limits(tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
     found = [
-        [(unit.number, unit.name, unit.spans) for unit in units(plan_of(source, limits=limits))]
+        [(unit.number, unit.name, unit.spans) for unit in Units(plan_of(source, limits=limits))]
         for limits in (Limits(workers=1), Limits(workers=5, tile_values=1000))
     ]
     assert found[0] == found[1]
@@ -69,7 +69,7 @@ def test_units_follow_from_the_plan_and_not_from_its_limits(tmp_path: Path) -> N
 
 def test_units_can_be_sent_to_another_process(tmp_path: Path) -> None:
     plan = plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128), "a.bias": weight(9)}))
-    found = tuple(units(plan))
+    found = tuple(Units(plan))
     assert pickle.loads(pickle.dumps(found)) == found
 
 
@@ -78,13 +78,13 @@ def test_units_name_the_files_whose_states_are_kept(tmp_path: Path) -> None:
     (source / "original").mkdir()
     (source / "original" / "params.json").write_text("{}")
     plan = plan_of(source)
-    named = {name for unit in units(plan) for name in unit.output.stamps}
+    named = {name for unit in Units(plan) for name in unit.output.stamps}
     assert named == stamps(plan).keys() >= {"original/params.json"}
 
 
 def test_sets_with_one_tensor_scale_are_scanned_together(tmp_path: Path) -> None:
     source = synthetic_llama.write(tmp_path / "in")
-    for members in groups(units(plan_of(source, "nvfp4a16"))).values():
+    for members in Groups(Units(plan_of(source, "nvfp4a16"))).values():
         modules = {unit.output.module.rpartition(".")[2] for unit in members}
         assert modules in (
             {"q_proj", "k_proj", "v_proj"},
@@ -92,11 +92,11 @@ def test_sets_with_one_tensor_scale_are_scanned_together(tmp_path: Path) -> None
             {"o_proj"},
             {"down_proj"},
         )
-    assert groups(units(plan_of(source, "w4a16"))) == {}
+    assert Groups(Units(plan_of(source, "w4a16"))) == {}
 
 
 def test_the_record_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
-    found = units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128), "a.bias": weight(9)})))
+    found = Units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128), "a.bias": weight(9)})))
     rows = next(unit for unit in found if unit.output.to is not None)
     whole = next(unit for unit in found if unit.output.to is None)
     error = TensorError(
@@ -111,7 +111,7 @@ def test_the_record_of_a_unit_is_written_without_loss(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_the_hash_that_it_reads_back_with_and_no_record_does(tmp_path: Path) -> None:
-    found = units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128)})))
+    found = Units(plan_of(save(tmp_path / "in", {LINEAR: weight(64, 128)})))
     hashes = Hashes()
     hashes.update(memoryview(b"some "))
     hashes.update(memoryview(b"bytes"))
@@ -152,5 +152,5 @@ def test_a_sum_that_is_not_finite_is_one_part(number: float) -> None:
 @pytest.mark.usefixtures("small_units")
 def test_a_unit_holds_whole_rows_of_the_layout(tmp_path: Path) -> None:
     plan = plan_of(save(tmp_path / "in", {LINEAR: weight(1000, 128)}), "fp8_block")
-    rows = [unit.count for unit in units(plan) if unit.output.to is not None]
+    rows = [unit.count for unit in Units(plan) if unit.output.to is not None]
     assert rows == [256, 256, 256, 232]

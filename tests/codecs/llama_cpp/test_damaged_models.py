@@ -29,7 +29,7 @@ def parsed(kind: str = "byte_level") -> dict[str, Any]:
 def files_of(document: Any, config: dict[str, Any] | None = None, rows: int = 8) -> ModelFiles:
     files = {"tokenizer.json": json.dumps(document).encode()}
     return ModelFiles(
-        config=CONFIG if config is None else config, metadata={}, layouts=(), read=files.get,
+        config=CONFIG if config is None else config, metadata={}, read=files.get,
         rows=lambda: rows,
     )  # fmt: skip
 

@@ -89,7 +89,7 @@ def test_an_importance_matrix_changes_the_first_layers_of_some_mixtures() -> Non
 
 
 def test_the_head_of_a_file_names_its_mixture() -> None:
-    files = ModelFiles(config={}, metadata={}, layouts=["Q6_K"], read=lambda _: None, rows=lambda: 8)
+    files = ModelFiles(config={}, metadata={}, read=lambda _: None, rows=lambda: 8)
     config = {"model_type": "llama", **dict.fromkeys(SIZES, 8)}
     for mixture, number in (("q4_k_m", 15), ("mostly_q6_k", 18), ("q2_k_s+imatrix", 21)):
         said = CODEC.model_format.metadata(replace(files, config=config, mixture=mixture))

@@ -34,7 +34,7 @@ from ..read.storage import Place, shown
 from ..run.directory import Partials, partial_name
 from ..run.executor import ExecutorError
 from ..run.unit_results import ScanResult, UnitResult
-from ..run.units import Unit, units
+from ..run.units import Unit, Units
 from ..run.work import buffer_bytes, process, scan
 
 TOKEN_FILE = partial_name(MANIFEST)
@@ -167,4 +167,4 @@ def _prepare(request: PlanRequest) -> tuple[CheckpointPlan, Sequence[Unit]]:
         )
     except CheckpointError as error:
         raise ExecutorError(str(error)) from error
-    return plan, units(plan)
+    return plan, Units(plan)

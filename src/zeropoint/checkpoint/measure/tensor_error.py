@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...formats import Format
 from ...functional import row_errors
 from ...layout.blocks import reduce_blocks
 from ...ops.row_errors import RowErrors
@@ -296,15 +295,10 @@ def _quiet_blocks(x: torch.Tensor, q: QuantizedTensor) -> tuple[int, int]:
     scale = q.params.effective_scale()
     assert scale is not None
     # What is at most half the smallest step rounds to zero.
-    reach = scale.numpy()[found] * _half_step(scheme.element)
+    reach = scale.numpy()[found] * float(scheme.element.smallest) / 2
     biggest = largest.to(scale.dtype).numpy()
     zero = int((biggest == 0).sum())
     return zero, int((biggest <= reach).sum()) - zero
-
-
-@functools.lru_cache(maxsize=64)
-def _half_step(element: Format) -> float:
-    return float(element.smallest) / 2
 
 
 def _bits(values: torch.Tensor) -> npt.NDArray[Any]:

@@ -117,7 +117,12 @@ class LearnedCache:
     @property
     def note(self) -> str:
         """A sentence about the scales."""
-        return _summary(self.tensors, self._place)
+        spans = []
+        for suffix in (self._place.key, self._place.value):
+            found = [float(tensor.value) for tensor in self.tensors if tensor.name.endswith(f".{suffix}")]
+            spans.append(f"{suffix} {min(found):.4g} to {max(found):.4g}")
+        layers = count(len(self.tensors) // 2, "attention layer")
+        return f"scales of a cache for {layers}: {', '.join(spans)}"
 
     def added_to(self, plan: CheckpointPlan) -> CheckpointPlan:
         """Return a plan that writes the scales, with a note about them."""
@@ -197,12 +202,3 @@ def _learned(
                     "none was learned; calibrate on other data"
                 )
             yield NewTensor(f"{own}.{suffix}", near, scale)
-
-
-def _summary(added: Sequence[NewTensor], place: CacheScales) -> str:
-    """Return a sentence about the scales."""
-    spans = []
-    for suffix in (place.key, place.value):
-        found = [float(tensor.value) for tensor in added if tensor.name.endswith(f".{suffix}")]
-        spans.append(f"{suffix} {min(found):.4g} to {max(found):.4g}")
-    return f"scales of a cache for {count(len(added) // 2, 'attention layer')}: {', '.join(spans)}"

@@ -109,7 +109,7 @@ def distilled(
             _require_same(teacher, student, source, quantized)
             scales = _Scales(student, files, asked, folder)
             scales.begin(teacher)
-            at_once = windows_at_once(student.spare, limits, _REMEDY)
+            at_once = functools.partial(windows_at_once, student.spare, limits, _REMEDY)
             steps = replace(student.steps, folder=folder, workers=limits.batches_at_once, at_once=at_once)
             distill(
                 ModelOfBlocks(root=teacher.root, steps=teacher.steps),

@@ -114,11 +114,8 @@ def _parameters_on_meta() -> Iterator[None]:
     def on_meta(module: nn.Module, name: str, param: nn.Parameter) -> Any:  # noqa: ARG001 (torch's types say None)
         return param if param.is_meta else nn.Parameter(param.to("meta"), requires_grad=False)
 
-    handle = register_module_parameter_registration_hook(on_meta)
-    try:
+    with register_module_parameter_registration_hook(on_meta):
         yield
-    finally:
-        handle.remove()
 
 
 def _with_memory(model: nn.Module) -> nn.Module:

@@ -29,6 +29,7 @@ from ...errors import (
     size_of,
 )
 from ...models.dynamic_quantize import as_module
+from ...models.layer import on_inputs
 from ...models.sequential import run_blocks, run_rest
 from ...ops.devices import CPU
 from ..plan.limits import Limits
@@ -320,9 +321,9 @@ def rounded_inputs(model: RunningModel, source: Source, files: Files) -> Iterato
     Sentences say how many layers have which scheme of inputs, and where inputs are quantized in engines but
     not here. source: the checkpoint with its codes. files: of it, open.
     """
-    handles: list[Any] = []
-    rounded, left = Counter[str](), Counter[str]()
+    rounding: list[tuple[nn.Module, nn.Module]] = []
     hooked: set[str] = set()
+    rounded, left = Counter[str](), Counter[str]()
     for rows in model.rows:
         found = model.floats.quantized(f"{rows.module}.weight")
         layer, given = found or (None, None)
@@ -334,10 +335,9 @@ def rounded_inputs(model: RunningModel, source: Source, files: Files) -> Iterato
             continue
         quantizer = as_module(input_quantizer(layer, given, source, files))
         assert quantizer is not None
-        quantizer.to(model.device)
+        rounding.append((model.root.get_submodule(rows.layer), quantizer.to(model.device).eval()))
         rounded[str(given)] += 1
-        handles.append(model.root.get_submodule(rows.layer).register_forward_pre_hook(_Rounding(quantizer)))
-    try:
+    with on_inputs(rounding):
         yield (
             *(f"inputs of {count(n, 'layer')} are quantized to {text}" for text, n in rounded.items()),
             *(
@@ -345,20 +345,3 @@ def rounded_inputs(model: RunningModel, source: Source, files: Files) -> Iterato
                 for text, n in left.items()
             ),
         )
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _Rounding:
-    """Quantizes the first argument of a layer."""
-
-    def __init__(self, quantizer: nn.Module) -> None:
-        self._quantizer = quantizer.eval()
-
-    def __call__(
-        self,
-        layer: nn.Module,  # noqa: ARG002 (the signature of hooks)
-        args: tuple[torch.Tensor, ...],
-    ) -> tuple[torch.Tensor, ...]:
-        return (self._quantizer(args[0]), *args[1:])

@@ -21,8 +21,8 @@ from ...errors import UnsupportedError, printable
 from ...libraries import reading
 from ...methods.channels import ChannelFold
 from ...models import QuantizedLinear, SplitStacks
-from ..plan.expert_matrices import holder_of, parts_named
 from ..plan.selection import module_of
+from ..plan.tensor_matrices import holder_of, parts_named
 
 WEIGHT, BIAS = ".weight", ".bias"
 

@@ -77,7 +77,8 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
     Raises UnsupportedError for a model without quantized layers, for a prepared one, and, unless
     ``allow_float``, for a layer that no layout holds, with the reason.
     """
-    skeleton = _sharing_memory(model)
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    skeleton = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     fits, others = _sorted(skeleton, codec)
     if others and not allow_float:
         name, (_, reason) = next(iter(others.items()))
@@ -112,12 +113,6 @@ def parts_of(model: nn.Module, codec: Codec, *, allow_float: bool) -> Parts:
     return Parts(quantized=quantized, floats=floats, named=named, kept=tuple(kept))
 
 
-def _sharing_memory(model: nn.Module) -> nn.Module:
-    """Return a copy of ``model`` with the same tensors."""
-    tensors = itertools.chain(model.parameters(), model.buffers())
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
-
-
 _Others = dict[str, tuple[nn.Module, str]]
 
 
@@ -138,7 +133,8 @@ def _sorted(model: nn.Module, codec: Codec) -> tuple[dict[str, QuantizedLinear],
                 fits[name] = module
             else:
                 others[name] = module, found or ""
-    for name in _without_rows(model, fits):
+    own = {rows.layer for rows in file_rows(model, fits) if not rows.joins_others}
+    for name in [name for name in fits if name not in own]:  # files have no matrix of it
         others[name] = fits.pop(name), _TOGETHER
     if not fits:
         first = "; ".join(reason for _, reason in list(others.values())[:1])
@@ -147,12 +143,6 @@ def _sorted(model: nn.Module, codec: Codec) -> tuple[dict[str, QuantizedLinear],
             + (f" ({first})" if first else "; pass what quantize_model or convert gives")
         )
     return _untied(fits, others), others
-
-
-def _without_rows(model: nn.Module, layers: Mapping[str, QuantizedLinear]) -> list[str]:
-    """Return the layers of which files have no matrix."""
-    own = {rows.layer for rows in file_rows(model, layers) if not rows.joins_others}
-    return [name for name in layers if name not in own]
 
 
 _TOGETHER = "files have its weight together with others, which no layout holds quantized"

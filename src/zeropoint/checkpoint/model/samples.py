@@ -158,11 +158,10 @@ def _shape_entering(twin: Any, block: str, batch: Mapping[str, torch.Tensor]) ->
         shapes.extend(x.shape for x in tree_leaves((args, named)) if isinstance(x, torch.Tensor))
         raise UnsupportedError("what follows does not matter")
 
-    handle = twin.get_submodule(block).register_forward_pre_hook(enter, with_kwargs=True)
     given = {
         name: x.to("meta", twin.dtype if x.is_floating_point() else x.dtype) for name, x in batch.items()
     }
-    with suppress(UnsupportedError), reading("the model needs values", "run it", UnsupportedError):
+    hook = twin.get_submodule(block).register_forward_pre_hook(enter, with_kwargs=True)
+    with hook, suppress(UnsupportedError), reading("the model needs values", "run it", UnsupportedError):
         twin(**given)
-    handle.remove()
     return shapes[0] if shapes and len(shapes[0]) else None

@@ -59,7 +59,6 @@ class SavedCheckpoint:
 
 
 @by_signature
-@by_signature
 def save_checkpoint(
     model: nn.Module | Conversion,
     directory: Path | str,

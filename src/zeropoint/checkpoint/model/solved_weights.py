@@ -163,7 +163,7 @@ def solved(
             spill=folder,
             workers=limits.batches_at_once,
             memo=max(0, memo - _OVERHEAD) // 2,
-            at_once=windows_at_once(model.spare, limits, _BLOCKS_REMEDY),
+            at_once=functools.partial(windows_at_once, model.spare, limits, _BLOCKS_REMEDY),
             storable=functools.partial(_have_places, model),
         )
         place = unlearned_cache(plan)
@@ -205,25 +205,21 @@ _SOLVING = ": Gram matrices of the widest layers that run together, and a weight
 _BLOCKS_REMEDY = "use method shift+descent, which trains nothing"
 
 
-def windows_at_once(spare: int, limits: Limits, remedy: str) -> Callable[[int, int], int]:
-    """Return a function for the number of concurrent training windows.
+def windows_at_once(spare: int, limits: Limits, remedy: str, fixed: int, window: int) -> int:
+    """Return the number of concurrent training windows, see :class:`Steps`.
 
-    See :class:`Steps`. spare: bytes that the process may take beyond a model that runs. remedy: what to do
-    instead, for messages. It raises CheckpointError where not even one window fits.
+    spare: bytes that the process may take beyond a model that runs. remedy: what to do instead, for messages.
+    Raises CheckpointError where not even one window fits.
     """
-
-    def at_once(fixed: int, window: int) -> int:
-        left = spare - _OVERHEAD
-        missing = fixed + window - left
-        if missing > 0:
-            raise CheckpointError(
-                f"training a block takes about {size_of(fixed + window)} for one window at a time, "
-                f"{size_of(missing)} {limits.short_of(missing)}, or {remedy}"
-            )
-        most = limits.batches_at_once
-        return min(most, (left - fixed) // window) if window else most
-
-    return at_once
+    left = spare - _OVERHEAD
+    missing = fixed + window - left
+    if missing > 0:
+        raise CheckpointError(
+            f"training a block takes about {size_of(fixed + window)} for one window at a time, "
+            f"{size_of(missing)} {limits.short_of(missing)}, or {remedy}"
+        )
+    most = limits.batches_at_once
+    return min(most, (left - fixed) // window) if window else most
 
 
 def _memory_of(tasks: Iterable[WeightTask], model: RunningModel, limits: Limits) -> int:

@@ -19,20 +19,19 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ...codecs.containers.protocol import Row
 from ...codecs.containers.safetensors import SAFETENSORS
-from ...columns import MadeSequence
+from ...columns import LazySequence
 from ...errors import CalibrationError, CheckpointError, all_of, printable
 from ...own_files import FileKind, OwnFile
 from ...stats import GramMatrix, MeanSquare, State, Statistics
 from ..read.decoding import read_tensor
 from ..read.safetensors_file import Header, parse_header
 from ..read.source import Source
-from ..read.storage import OpenFiles, shown
+from ..read.storage import OpenFiles, read_bytes, shown
 
 MARK, VERSION = "zeropoint_statistics", "1"
 STATISTICS = FileKind("statistics", MARK.encode())
@@ -51,8 +50,7 @@ def mark_of(source: Source) -> str:
     with OpenFiles() as files:
         for name in names[:: max(1, len(names) // _SAMPLED)]:
             entry = source.entries[name]
-            piece = bytearray(min(entry.nbytes, _SAMPLE))
-            files[entry.file].read_into(memoryview(piece), entry.begin)
+            piece = read_bytes(files[entry.file], entry.begin, min(entry.nbytes, _SAMPLE))
             total.update(piece)
     return total.hexdigest()
 
@@ -118,26 +116,17 @@ class StatisticsDraft:
             "sites": json.dumps(sites),
         }
         head = SAFETENSORS.head(self._rows, texts)
-        file.write(_Pieces(head.data, self._file, head.size - len(head.data)), overwrite=overwrite)
+        left = head.size - len(head.data)
+
+        def piece(number: int) -> bytes:
+            if not number:
+                return head.data
+            begin = (number - 1) * _PIECE
+            self._file.seek(begin)
+            return self._file.read(min(_PIECE, left - begin))
+
+        file.write(LazySequence(1 + -(-left // _PIECE), piece), overwrite=overwrite)
         return head.size
-
-
-class _Pieces(MadeSequence[bytes]):
-    """A head and the content of a file, in pieces."""
-
-    def __init__(self, head: bytes, file: Any, size: int) -> None:
-        self._head, self._file, self._size = head, file, size
-
-    def __len__(self) -> int:
-        return 1 + -(-self._size // _PIECE)
-
-    def made(self, number: int) -> bytes:
-        """Return a piece."""
-        if not number:
-            return self._head
-        self._file.seek((number - 1) * _PIECE)
-        piece: bytes = self._file.read(min(_PIECE, self._size - (number - 1) * _PIECE))
-        return piece
 
 
 _PIECE = 1 << 24

@@ -19,11 +19,11 @@ from ..read.storage import shown
 from ..read.tensor_entries import TensorEntry
 from .carried_scales import NOTHING, Replacements
 from .decisions import TensorDecision, compact, describe, nothing_selected, remarks
-from .expert_matrices import matrices
 from .float_view import Floats
 from .folded import Folded
 from .row_reader import RowReader
 from .selection import DequantizePolicy, Why, module_of
+from .tensor_matrices import matrices
 from .tied import tied_heads
 
 

@@ -18,7 +18,7 @@ from ..read.json_stream import JsonStream
 from ..read.quantized_layers import json_object
 from ..read.safetensors_file import pieces
 from ..read.source import CONFIG, MAX_JSON_BYTES, Source
-from ..read.storage import exists, open_file, shown
+from ..read.storage import exists, opened, shown
 from .actions import Actions
 from .checkpoint_plan import CheckpointPlan
 from .config_and_index import MANIFEST, companions, graph_texts, index_name, index_text, readable
@@ -107,20 +107,18 @@ def _about_weights(source: Source, trained: Collection[str]) -> Iterator[str]:
     path = source.root / MANIFEST
     if not exists(path):
         return
-    file = open_file(path)
     try:
-        stream = JsonStream(pieces(file, 0, file.stamp.size))
-        for key in stream.members():
-            if not stream.is_object:
-                stream.value(MAX_JSON_BYTES)
-                continue
-            for name in stream.members():
-                record = stream.value(MAX_JSON_BYTES)
-                if key == "weights" and name not in trained:
-                    yield json.dumps([name, record]) + "\n"
+        with opened(path) as file:
+            stream = JsonStream(pieces(file, 0, file.stamp.size))
+            for key in stream.members():
+                if not stream.is_object:
+                    stream.value(MAX_JSON_BYTES)
+                    continue
+                for name in stream.members():
+                    record = stream.value(MAX_JSON_BYTES)
+                    if key == "weights" and name not in trained:
+                        yield json.dumps([name, record]) + "\n"
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{shown(path)} is damaged: {error}; verify the checkpoint, or remove its manifest"
         ) from error
-    finally:
-        file.close()

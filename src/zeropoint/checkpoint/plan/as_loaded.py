@@ -28,11 +28,11 @@ from ...loaded_layers import (
 )
 from ...loaded_names import joins_models, transformers_names
 from .decisions import TensorDecision, compact, misfit
-from .expert_matrices import divided_stacks
 from .float_view import Floats
 from .gathered import Gathered, Shapes, gathered_entry, joined, replaced
 from .row_reader import RowReader
 from .selection import WEIGHT, Why, module_of
+from .tensor_matrices import divided_stacks
 
 _CODES = re.compile(r"(.*)\.q?weight")
 """The module of a weight or of its codes."""
@@ -155,8 +155,6 @@ def _with_its_layers(
 
 
 def _converted(floats: Floats, found: Sequence[RowConversion]) -> Floats:
-    if not found:
-        return floats
     made = {c.sources[0]: list(_readers(floats, c)) for c in found}
     return replaced(floats, made, {name for c in found for name in c.sources})
 

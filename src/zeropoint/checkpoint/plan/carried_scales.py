@@ -25,15 +25,15 @@ from ...methods.lossless import is_exact_reciprocal
 from ...recipes import Activation
 from ...schemes.structure import stored_numbers
 from ..read.source import Source
-from ..read.storage import open_file, shown
+from ..read.storage import opened, read_bytes, shown
 from ..read.tensor_entries import TensorEntry
 from .converted_layers import same_inputs
 from .decisions import TensorDecision
-from .expert_matrices import WeightMatrix, matrices
 from .float_view import Floats
 from .row_changes import Strided
 from .row_reader import NewTensor, RowReader, StoredFloats
 from .selection import is_fused_experts, module_of
+from .tensor_matrices import WeightMatrix, matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,10 +288,6 @@ def _number(entry: TensorEntry, experts: int | None = None, expert: int | None =
             f"{printable(entry.name)} is {entry.dtype} of shape {list(entry.shape)}, but must be {wanted}; "
             f"correct the file, or pass {option('to')} with a scheme without static inputs"
         )
-    file, buffer = open_file(entry.file), bytearray(entry.nbytes)
-    try:
-        file.read_into(memoryview(buffer), entry.begin)
-    finally:
-        file.close()
-    found = torch.frombuffer(buffer, dtype=dtype)
+    with opened(entry.file) as file:
+        found = torch.frombuffer(read_bytes(file, entry.begin, entry.nbytes), dtype=dtype)
     return found if numbers == 1 or expert is None else found[expert : expert + 1].clone()

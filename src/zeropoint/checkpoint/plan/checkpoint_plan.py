@@ -299,7 +299,7 @@ def make_plan(
     actions.require_sense(codec, selection.dequantize)
     outputs = Outputs(source, actions, codec)
     limits = limits.reserve(source.entries, outputs.by_name)
-    remarks = codec.model_format.remarks(model_files(source, source.shards[0], outputs.layers))
+    remarks = codec.model_format.remarks(model_files(source, source.shards[0]))
     texts, remarks_of_files = index_and_config(outputs, cache=more.cache or selection.kv_scales)
     notes = list[str]()
     if rotation is not None:

@@ -21,10 +21,10 @@ from ..read.source import CONFIG, MAX_JSON_BYTES, SINGLE_FILE, Source
 from ..read.tensor_entries import Entries
 from .actions import Actions
 from .decisions import TensorDecision
-from .expert_matrices import matrices
 from .float_view import Floats
 from .output_table import Outputs
 from .selection import WEIGHT, Why, module_of, subject_of
+from .tensor_matrices import matrices
 from .texts import Text
 from .tied import tied_heads
 

@@ -33,8 +33,8 @@ from ...schemes.scale_rules import EDGE, LINEAR, MINIMUM, SIGNED, Pick
 from ...schemes.scales import INPUT
 from ...schemes.structure import stored_numbers
 from .decisions import TensorDecision, compact, misfit
-from .expert_matrices import has_one_scale_each
 from .selection import Why, not_a_weight
+from .tensor_matrices import has_one_scale_each
 
 if TYPE_CHECKING:
     from ..read.quantized_layers import StoredLayer
@@ -190,8 +190,7 @@ def _candidates(weight: Scheme, dtype: torch.dtype, codec: Codec) -> Iterator[Sc
     for preset in preset_layers(codec):
         if _holds_parts(preset.weight, weight):
             yield preset.weight
-    yield from _with_offsets(weight)
-    yield from _with_real_zeros(weight)
+    yield from _with_float_zeros(weight)
     yield weight
 
 
@@ -217,8 +216,8 @@ def _with_other_codes(plain: Scheme, weight: Scheme, dtype: torch.dtype, codec: 
             yield replace(plain, element=element, scales=scales, zero_point=zero_point, dialect=dialect)
 
 
-def _with_offsets(weight: Scheme) -> Iterator[Scheme]:
-    """Yield unsigned integers with offsets for the codes of ``weight``.
+def _with_float_zeros(weight: Scheme) -> Iterator[Scheme]:
+    """Yield unsigned integers with offsets, then with float zero points.
 
     The offset of symmetric integers is a power of two times the scale, so in its format; others need float32.
     """
@@ -231,13 +230,7 @@ def _with_offsets(weight: Scheme) -> Iterator[Scheme]:
         with contextlib.suppress(SchemeError, FormatError):
             element = get_format(f"uint{weight.element.bits}")
             yield Scheme(element=element, scales=(level,), offsets=(replace(level, rule=MINIMUM),))
-
-
-def _with_real_zeros(weight: Scheme) -> Iterator[Scheme]:
-    """Yield unsigned integers with float zero points for ``weight``."""
-    if not _is_of_integers(weight):
-        return
-    for fmt in (weight.scales[0].format, get_format("float32")):
+    for fmt in (weight.scales[0].format, wide):
         level = replace(weight.scales[0], format=fmt, rule=LINEAR)
         with contextlib.suppress(SchemeError, FormatError):
             element = get_format(f"uint{weight.element.bits}")

@@ -26,7 +26,6 @@ from ...schemes.smaller_groups import SMALLEST, SmallerGroups, group_of, halved,
 from ..read.problems import listed
 from ..read.source import Source
 from ..read.tensor_entries import Entries, TensorEntry
-from .expert_matrices import matrices
 from .selection import (
     EXPERTS_AS_ROWS,
     Selection,
@@ -39,6 +38,7 @@ from .selection import (
     subject_of,
     why_kept,
 )
+from .tensor_matrices import matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from ...functional import dequantize
 from ...tensor import QuantizedTensor
 from ..read.decoding import alignment, alignment_across, read_columns, read_part, read_rows
 from ..read.quantized_layers import StoredLayer
-from ..read.storage import Files, Place
+from ..read.storage import Files, Place, read_bytes
 from ..read.tensor_entries import TensorEntry
 from .code_columns import extents, rows_of, under_one_scale
 from .limits import decoding_bytes
@@ -131,6 +131,4 @@ def _cut_so(layer: StoredLayer) -> bool:
 def read_groups(layer: StoredLayer, files: Files) -> torch.Tensor:
     """Return the group of each input, (columns,) int32, under act-order."""
     entry = layer.tensors[str(group_index(layer.layer))]
-    buffer = bytearray(entry.nbytes)
-    files[entry.file].read_into(memoryview(buffer), entry.begin)
-    return torch.frombuffer(buffer, dtype=torch.int32)
+    return torch.frombuffer(read_bytes(files[entry.file], entry.begin, entry.nbytes), dtype=torch.int32)

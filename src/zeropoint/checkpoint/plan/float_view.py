@@ -27,11 +27,11 @@ from ..read.source import Source
 from ..read.storage import shown
 from ..read.tensor_entries import Entries, TensorEntry
 from .decoded import Decoded
-from .expert_matrices import has_one_scale_each, with_stacks
 from .gathered import in_pieces
 from .row_changes import Transposed, in_model_form
 from .row_reader import RowReader, StoredFloats
 from .selection import module_of, require_unquantized
+from .tensor_matrices import has_one_scale_each, with_axes
 
 _LISTED = 10
 
@@ -94,7 +94,7 @@ class Floats:
 def unquantized(source: Source) -> Floats:
     """Return an unquantized checkpoint; raises CheckpointError for a quantized one."""
     require_unquantized(source.entries.values(), source.config, shown(source.root))
-    return Floats(source=with_stacks(source), readers=MappingProxyType({}), config=None)
+    return Floats(source=with_axes(source), readers=MappingProxyType({}), config=None)
 
 
 def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
@@ -130,7 +130,7 @@ def as_floats(source: Source, *, dtype: torch.dtype | None = None) -> Floats:
         config_text=source.config_text if source.config is None else without_keys(source.config_text or ""),
     )
     require_unquantized(floats.entries.values(), floats.config, place)
-    return Floats(source=with_stacks(floats), readers=readers, config=config, config_reader=stored.reader)
+    return Floats(source=with_axes(floats), readers=readers, config=config, config_reader=stored.reader)
 
 
 class DecodedLayers(Mapping[str, RowReader]):

@@ -98,7 +98,7 @@ def in_pieces(floats: Floats, codec: Codec, dtype: str | None = None) -> Floats:
     for entry in floats.source.entries.values():
         if pieces := codec.model_format.pieces(entry.name, entry.shape, config):
             made[entry.name] = [_cut(piece, floats.reader(entry)) for piece in pieces]
-    floats = replaced(floats, made, set(made)) if made else floats
+    floats = replaced(floats, made, set(made))
     return floats if dtype is None or not floats.source.container.indexed else _in_dtype(floats, dtype)
 
 
@@ -107,7 +107,7 @@ def joined(floats: Floats, wholes: Iterable[Whole]) -> Floats:
     found = {whole.pieces[0].name: whole for whole in wholes}
     made: dict[str, list[RowReader]] = {name: [_joined(whole, floats)] for name, whole in found.items()}
     gone = {piece.name for whole in found.values() for piece in whole.pieces}
-    return replaced(floats, made, gone) if made else floats
+    return replaced(floats, made, gone)
 
 
 def _in_dtype(floats: Floats, dtype: str) -> Floats:
@@ -117,7 +117,7 @@ def _in_dtype(floats: Floats, dtype: str) -> Floats:
         reader = floats.reader(entry)
         if entry.dtype in WEIGHT_DTYPES and entry.dtype != dtype and reader.layer is None:
             made[entry.name] = [Reordered(entry=with_dtype(reader.entry, dtype), of=reader)]
-    return replaced(floats, made, set(made)) if made else floats
+    return replaced(floats, made, set(made))
 
 
 def replaced(floats: Floats, made: Mapping[str, list[RowReader]], gone: set[str]) -> Floats:
@@ -125,6 +125,8 @@ def replaced(floats: Floats, made: Mapping[str, list[RowReader]], gone: set[str]
 
     made: new tensors, by the name of the first one that they replace. gone: names of replaced tensors.
     """
+    if not made:
+        return floats
 
     def entries() -> Iterator[TensorEntry]:
         for entry in floats.source.entries.values():

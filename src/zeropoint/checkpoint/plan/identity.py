@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from ...codecs.containers.safetensors import MAX_BYTES
 from ...errors import CheckpointError, printable
 from ...methods import NEAREST
-from ..read.object_store import Stamp
 from ..read.source import Source
-from ..read.storage import Place, open_file, stamp
+from ..read.storage import Place, opened, read_bytes, stamp
 from .row_reader import Literal, RowReader
 
 if TYPE_CHECKING:
@@ -140,7 +139,11 @@ def stamps(plan: CheckpointPlan) -> dict[str, str]:
     found = {path.name: state for path, state in source.stamps.items() if path.name in source.shards}
     for path in plan.companions:
         found[str(path)] = stamp(source.root / path)
-    return {name: _stamp_text(state) for name, state in found.items()}
+    # Without the device, whose number a network file system may choose anew at each mount.
+    return {
+        name: f"{s.size} {s.mtime_ns} {s.ctime_ns} {s.inode} {s.identity}".strip()
+        for name, s in found.items()
+    }
 
 
 def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
@@ -148,23 +151,12 @@ def header_digest(path: Place, length: int | None = None) -> tuple[int, str]:
 
     length: bytes of the head; without it, the file begins with the length of the rest, as safetensors has it.
     """
-    file = open_file(path)
-    try:
-        size, head = file.stamp.size, bytearray(min(8, file.stamp.size))
-        file.read_into(memoryview(head), 0)
+    with opened(path) as file:
+        size, head = file.stamp.size, read_bytes(file, 0, min(8, file.stamp.size))
         # A length that the file does not have means that it was replaced since it was opened.
-        text = bytearray(
-            min(int.from_bytes(head, "little") if length is None else max(0, length - 8), max(0, size - 8))
-        )
-        file.read_into(memoryview(text), len(head))
-    finally:
-        file.close()
+        rest = int.from_bytes(head, "little") if length is None else max(0, length - 8)
+        text = read_bytes(file, len(head), min(rest, max(0, size - 8)))
     return size, hashlib.sha256(head + text).hexdigest()
-
-
-def _stamp_text(state: Stamp) -> str:
-    # Without the device, whose number a network file system may choose anew at each mount.
-    return f"{state.size} {state.mtime_ns} {state.ctime_ns} {state.inode} {state.identity}".strip()
 
 
 def _digest(parts: Iterable[str | bytes]) -> str:

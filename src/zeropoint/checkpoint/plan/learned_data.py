@@ -37,7 +37,8 @@ def layer_data(
     known = plan.solved.get(weight.module)
     if known is not None:
         q = QuantizedTensor.load(known.path)
-        return LayerData(solved=q, mean=_mean_of(q) if weight.layer.codec.needs_mean(weight.layer) else None)
+        scales = q.params.scales[0].flatten().tolist() if weight.layer.codec.needs_mean(weight.layer) else []
+        return LayerData(solved=q, mean=math.fsum(scales) / len(scales) if scales else None)
     columns = weight.reader.form.columns
     statistics = plan.statistics.get(weight.module, {})
     if columns is not None:
@@ -52,12 +53,6 @@ def _in_order(found: Statistics, columns: RowOrder) -> Statistics:
     return replace(
         found, state={name: value[at] if value.ndim else value for name, value in found.state.items()}
     )
-
-
-def _mean_of(q: QuantizedTensor) -> float:
-    """Return the mean of all scales, of their exact sum."""
-    scales = q.params.scales[0].flatten().tolist()
-    return math.fsum(scales) / max(1, len(scales))
 
 
 def solving_scheme(layer: LayerScheme) -> Scheme:

@@ -201,29 +201,23 @@ def _mebibytes(nbytes: int) -> str:
 def value_bytes(scheme: Scheme, dtype: torch.dtype) -> int:
     """Return the memory per value of a tile during quantization, source included."""
     ops = (registry.Op.QUANTIZE_DYNAMIC, registry.Op.MEASURE)
-    requests = [
-        registry.Request(
-            op=op, scheme=scheme, shape=(128, 1024), dtype=dtype, own_dtype=dtype, device=torch.device("cpu")
-        )
-        for op in ops
-    ]
-    slow = any(registry.explain(request).chosen == "reference" for request in requests)
+    slow = any(_is_reference(op, scheme, dtype, dtype) for op in ops)
     return dtype.itemsize + (REFERENCE_BYTES if slow else KERNEL_BYTES)
 
 
 @functools.lru_cache(maxsize=256)
 def decoding_bytes(scheme: Scheme, own_dtype: torch.dtype, dtype: torch.dtype) -> int:
     """Return the memory per value of a tile during decoding, result excluded."""
-    request = registry.Request(
-        op=registry.Op.DEQUANTIZE,
-        scheme=scheme,
-        shape=(128, 1024),
-        dtype=dtype,
-        own_dtype=own_dtype,
-        device=torch.device("cpu"),
-    )
-    slow = registry.explain(request).chosen == "reference"
+    slow = _is_reference(registry.Op.DEQUANTIZE, scheme, own_dtype, dtype)
     return REFERENCE_BYTES if slow else DECODING_BYTES
+
+
+def _is_reference(op: registry.Op, scheme: Scheme, own_dtype: torch.dtype, dtype: torch.dtype) -> bool:
+    """Return whether plain torch does an operation on a CPU."""
+    request = registry.Request(
+        op=op, scheme=scheme, shape=(128, 1024), dtype=dtype, own_dtype=own_dtype, device=CPU
+    )
+    return registry.explain(request).chosen == "reference"
 
 
 def give_back() -> None:

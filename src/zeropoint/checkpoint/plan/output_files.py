@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from ...codecs.containers.protocol import Row
 from ...codecs.model_format import ModelFiles
-from ...codecs.protocol import LayerScheme
 from ...codecs.stored_forms import StoredForm
 from ...errors import CheckpointError, printable
 from ..read.index import NUMBERED
@@ -61,9 +60,7 @@ def without_gaps(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{stem}-{n:05}-of-{len(names):05}.safetensors" for n, stem in enumerate(stems, start=1))
 
 
-def model_files(
-    source: Source, shard: str, layers: Sequence[LayerScheme], mixture: str | None = None
-) -> ModelFiles:
+def model_files(source: Source, shard: str, mixture: str | None = None) -> ModelFiles:
     """Return the model metadata for a file header.
 
     shard: the source's file that it comes from. mixture: the mixture that chose the types, if any.
@@ -79,7 +76,6 @@ def model_files(
     return ModelFiles(
         config=source.config or {},
         metadata=source.metadata[shard],
-        layouts=[layer.layout for layer in layers],
         read=functools.cache(read),
         rows=functools.cache(rows),
         mixture=mixture,

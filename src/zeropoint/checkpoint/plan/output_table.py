@@ -29,12 +29,12 @@ from ...errors import CheckpointError, printable
 from ..read.source import Source
 from ..read.tensor_entries import TensorEntry
 from .actions import Actions
-from .expert_matrices import WeightMatrix, matrices
 from .output_files import FiledTensor, OutputShard, joined_rows, model_files, without_gaps
 from .output_tensors import Output, OutputTensor
 from .row_changes import in_form, in_model_form, matrix_rows
 from .row_reader import RowReader, StoredFloats
 from .selection import WEIGHT, is_fused_experts, module_of
+from .tensor_matrices import WeightMatrix, matrices
 from .texts import Text
 
 
@@ -81,7 +81,7 @@ class Outputs:
         metadata = {
             renamed[file]: codec.model_format.metadata(
                 replace(
-                    model_files(source, name, self.layers, actions.mixture),
+                    model_files(source, name, actions.mixture),
                     tensors=self._contents(renamed[file]),
                     metadata=actions.floats.source.metadata[name],
                     rewritten=actions.rewrite(codec),

@@ -94,20 +94,15 @@ def entry_document(entry: TensorEntry) -> dict[str, Any]:
 
 def decision_document(decision: TensorDecision) -> dict[str, Any]:
     """Return a source tensor with its decision and the reason."""
+    kept = "rotated" if decision.why is Why.ROTATED else "kept"
     return {
         **entry_document(decision.entry),
-        "action": _action(decision),
+        "action": "quantized" if decision.quantized else kept,
         "scheme": None if decision.layer is None else str(decision.layer),
         "method": None if decision.layer is None else decision.method,
         "why": decision.why.value,
         "reason": decision.reason,
     }
-
-
-def _action(decision: TensorDecision) -> str:
-    if decision.quantized:
-        return "quantized"
-    return "rotated" if decision.why is Why.ROTATED else "kept"
 
 
 def tensor_documents(plan: CheckpointPlan) -> Iterator[dict[str, Any]]:

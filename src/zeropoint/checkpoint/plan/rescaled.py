@@ -22,17 +22,16 @@ import numpy as np
 import torch
 
 from ...errors import CheckpointError, UnsupportedError, count, printable
-from ...layout.packing import flat_bytes
 from ...methods.channels import ChannelFold
 from ..read.source import Source
-from ..read.storage import exists, open_file, shown
+from ..read.storage import exists, opened, read_bytes, shown
 from .decoded import Decoded
-from .expert_matrices import matrices
 from .float_view import Floats
 from .folded import Folded, FoldedChannels
 from .row_changes import Transposed
 from .row_reader import RowReader
 from .selection import WEIGHT
+from .tensor_matrices import matrices
 
 RESCALED = "zeropoint_rescaled.json"
 _VERSION, _MOST_BYTES = 1, 1 << 30
@@ -112,13 +111,11 @@ def _rescaled(reader: RowReader, folds: tuple[ChannelFold | None, ...]) -> Folde
 
 def folds_text(folds: Mapping[str, ChannelFold], notes: Iterable[str] = (), *, refused: str = "") -> str:
     """Return the text of the file."""
-    tensors: dict[str, dict[str, Any]] = {
+    tensors = {
         name: {"rows": _packed(fold.rows), "columns": _packed(fold.columns), "one": fold.one}
+        | ({} if fold.added is None else {"added": packed_numbers(fold.added)})
         for name, fold in folds.items()
     }
-    for name, fold in folds.items():
-        if fold.added is not None:
-            tensors[name]["added"] = packed_numbers(fold.added)
     said = {"notes": list(notes), "refused": refused} if notes or refused else {}
     return json.dumps({"zeropoint_rescaled": _VERSION, **said, "tensors": tensors}, indent=1) + "\n"
 
@@ -126,7 +123,7 @@ def folds_text(folds: Mapping[str, ChannelFold], notes: Iterable[str] = (), *, r
 def _packed(steps: torch.Tensor | None) -> str | None:
     if steps is None:
         return None
-    return base64.b64encode(flat_bytes(steps.to(torch.int8)).numpy().tobytes()).decode()
+    return base64.b64encode(steps.to(torch.int8).numpy().tobytes()).decode()
 
 
 def parsed_folds(text: str) -> tuple[dict[str, ChannelFold], tuple[str, ...], str]:
@@ -178,8 +175,7 @@ def _unpacked(text: Any) -> torch.Tensor | None:
         return None
     if not isinstance(text, str):
         raise ValueError("steps are not a text")
-    data = base64.b64decode(text, validate=True)
-    return torch.frombuffer(bytearray(data), dtype=torch.int8).long() if data else torch.empty(0).long()
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text, validate=True), "i1").astype("i8"))
 
 
 def changed_by(folds: Mapping[str, ChannelFold]) -> str:
@@ -211,14 +207,10 @@ def folds_of(source: Source) -> dict[str, ChannelFold]:
     path = source.root / RESCALED
     if source.given != source.root or not exists(path):
         return {}
-    file = open_file(path)
-    try:
+    with opened(path) as file:
         if file.stamp.size > _MOST_BYTES:
             raise CheckpointError(f"{shown(path)} is too large; it is damaged")
-        buffer = bytearray(file.stamp.size)
-        file.read_into(memoryview(buffer), 0)
-    finally:
-        file.close()
+        buffer = read_bytes(file, 0, file.stamp.size)
     try:
         return parsed_folds(buffer.decode("utf-8"))[0]
     except (ValueError, RecursionError) as error:

@@ -11,8 +11,8 @@ from ...codecs.stored_forms import MODEL_FORM, StoredForm, places
 from ...errors import UnsupportedError, printable
 from ...tensor import QuantizedTensor
 from ..read.storage import Files
-from .expert_matrices import WeightMatrix
 from .row_reader import Buffer, RowReader, by_expert, columns_of_codes, read_range, read_rows_of, with_dtype
+from .tensor_matrices import WeightMatrix
 
 _NARROW = ("BF16", "F16")
 

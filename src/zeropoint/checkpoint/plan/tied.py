@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...architectures import heads_of, is_input_embedding, says_tied
 from ...loaded_names import tied_layers
 from ..read.source import Source
-from ..read.storage import open_file
+from ..read.storage import opened, read_bytes
 from ..read.tensor_entries import TensorEntry
 from .selection import WEIGHT, module_of
 
@@ -54,15 +54,9 @@ def _equal(a: TensorEntry, b: TensorEntry) -> bool:
     """Return whether two tensors have one dtype, shape and bytes."""
     if (a.dtype, a.shape, a.nbytes) != (b.dtype, b.shape, b.nbytes):
         return False
-    files = [open_file(a.file), open_file(b.file)]
-    try:
+    with opened(a.file) as one, opened(b.file) as other:
         for start in range(0, a.nbytes, _COMPARED):
-            parts = [bytearray(min(_COMPARED, a.nbytes - start)) for _ in files]
-            for file, entry, part in zip(files, (a, b), parts, strict=True):
-                file.read_into(memoryview(part), entry.begin + start)
-            if parts[0] != parts[1]:
+            size = min(_COMPARED, a.nbytes - start)
+            if read_bytes(one, a.begin + start, size) != read_bytes(other, b.begin + start, size):
                 return False
-    finally:
-        for file in files:
-            file.close()
     return True

@@ -12,7 +12,7 @@ from ...errors import UnsupportedError, printable
 from ...schemes import ZeroPoint
 from ...tensor import QuantizedTensor
 from .quantized_layers import StoredLayer
-from .storage import Files, read_pieces
+from .storage import Files, read_bytes, read_pieces
 from .tensor_entries import TensorEntry
 
 
@@ -22,8 +22,7 @@ def read_tensor(entry: TensorEntry, files: Files) -> torch.Tensor:
         raise UnsupportedError(f"{printable(entry.name)} is {entry.dtype}, which torch has no dtype for")
     if not entry.nbytes:
         return torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
-    buffer = bytearray(entry.nbytes)
-    files[entry.file].read_into(memoryview(buffer), entry.begin)
+    buffer = read_bytes(files[entry.file], entry.begin, entry.nbytes)
     return torch.frombuffer(buffer, dtype=TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
 
 
@@ -44,9 +43,8 @@ def read_lines(
         size = entry.nbytes // (layer.experts or 1)
         line = size // max(1, spec.height)
         first, count = spec.span(start, rows)
-        buffer = bytearray(count * line)
         offset = entry.begin + expert * size + first * line
-        files[entry.file].read_into(memoryview(buffer), offset)
+        buffer = read_bytes(files[entry.file], offset, count * line)
         # Blocks that hold codes and scales are bytes, which the codec takes apart.
         lines = torch.frombuffer(buffer, dtype=TORCH_DTYPES.get(entry.dtype, torch.uint8))
         found[spec.suffix] = lines.view(count, *(spec.shape[1:] if entry.dtype in TORCH_DTYPES else (-1,)))

@@ -18,7 +18,7 @@ from ...errors import CheckpointError, printable
 from .file_names import is_own, is_plain
 from .object_store import RemotePath, Stamp
 from .safetensors_file import Header, parse_header
-from .storage import Place, open_file, shown
+from .storage import Place, opened, read_bytes, shown
 from .tensor_entries import Entries, TensorEntry
 
 
@@ -31,29 +31,23 @@ def read_header(path: Place, name: str | None = None) -> Header:
     container = container_of(name or path.name)
     if container.indexed:
         return parse_header(path)
-    file = open_file(path)
+    with opened(path) as file:
 
-    def read(begin: int, count: int) -> bytes:
-        buffer = bytearray(count)
-        file.read_into(memoryview(buffer), begin)
-        return bytes(buffer)
+        def read(begin: int, count: int) -> bytes:
+            return bytes(read_bytes(file, begin, count))
 
-    try:
-        found, metadata = container.parse(read, file.stamp.size)
-        model = codec_of(container.name, metadata).model_format.read(found, metadata, read)
-        table = _entries(path, found, model)
-        graph = container.graph(read, file.stamp.size)
-        inside = container.inside(graph)
-        others = _others(path, found)
-    except CheckpointError as error:
-        raise CheckpointError(f"{shown(path)} cannot be read: {error}") from error
-    finally:
-        file.close()
-    begin = min((each.begin for each in found if not each.file), default=file.stamp.size)
+        try:
+            found, metadata = container.parse(read, file.stamp.size)
+            model = codec_of(container.name, metadata).model_format.read(found, metadata, read)
+            table = _entries(path, found, model)
+            graph = container.graph(read, file.stamp.size)
+            inside = container.inside(graph)
+            others = _others(path, found)
+        except CheckpointError as error:
+            raise CheckpointError(f"{shown(path)} cannot be read: {error}") from error
     return Header(
-        table=table, metadata=MappingProxyType(metadata), data_begin=begin, file_size=file.stamp.size,
-        stamp=file.stamp, config=None if model is None else model.config, graph=graph, others=others,
-        inside=inside,
+        table=table, metadata=MappingProxyType(metadata), stamp=file.stamp,
+        config=None if model is None else model.config, graph=graph, others=others, inside=inside,
     )  # fmt: skip
 
 
@@ -137,9 +131,8 @@ def _others(path: Place, found: Iterable[Found]) -> dict[Place, Stamp]:
             )
         other = path.parent / name
         if other not in others:
-            file = open_file(inside(path.parent, name))
-            file.close()
-            others[other] = file.stamp
+            with opened(inside(path.parent, name)) as file:
+                others[other] = file.stamp
         end, size = each.begin + each.row.nbytes, others[other].size
         if end > size:
             raise CheckpointError(

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from ...codecs.containers.gguf import GGUF
 from ...codecs.containers.protocol import Found
 from ...errors import CheckpointError, printable
-from .storage import open_file, shown
+from .storage import opened, read_bytes, shown
 
 Floats = npt.NDArray[np.float32]
 _MAGIC, _SUMS, _COUNTS = b"GGUF", ".in_sum2", ".counts"
@@ -38,15 +38,11 @@ def read_imatrix(path: Path) -> dict[str, Floats]:
     Raises CheckpointError for a file that is neither layout, is cut off, has a name twice, or numbers that
     are not finite or negative.
     """
-    file = open_file(path)
-    try:
+    with opened(path) as file:
         size = file.stamp.size
         if size > _MAX_BYTES:
             raise CheckpointError(f"{shown(path)} has {size} bytes, too many for an importance matrix")
-        raw = bytearray(size)
-        file.read_into(memoryview(raw), 0)
-    finally:
-        file.close()
+        raw = read_bytes(file, 0, size)
     found: dict[str, Floats] = {}
     try:
         for name, values in _of_gguf(raw) if raw[:4] == _MAGIC else _of_dat(raw):

@@ -15,7 +15,7 @@ from zeropoint.checkpoint.read.json_stream import JsonStream
 from zeropoint.checkpoint.read.object_store import Stamp
 from zeropoint.checkpoint.read.problems import listed
 from zeropoint.checkpoint.read.safetensors_file import Header, foreign_magic, pieces, unique_keys
-from zeropoint.checkpoint.read.storage import Place, open_file, shown
+from zeropoint.checkpoint.read.storage import Place, opened, read_bytes, shown
 from zeropoint.checkpoint.read.tensor_entries import Entries
 from zeropoint.errors import CheckpointError, printable
 
@@ -28,12 +28,9 @@ NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.
 
 def require_json(path: Place, *, limit: int) -> Stamp:
     """Return a JSON file's stamp; raises CheckpointError for larger or others."""
-    file = open_file(path)
-    try:
+    with opened(path) as file:
         size = file.stamp.size
-        foreign = foreign_magic(b"".join(pieces(file, 0, min(size, 64))))
-    finally:
-        file.close()
+        foreign = foreign_magic(bytes(read_bytes(file, 0, min(size, 64))))
     if size > limit:
         rule = f"has {size} bytes, above the limit of {limit} for a JSON file"
         raise CheckpointError(f"{shown(path)} {rule}; check that it is the right file")
@@ -66,8 +63,8 @@ class IndexMap:
         self.total_size: object = None
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        file, maps, names = open_file(self.path), 0, 0
-        try:
+        maps, names = 0, 0
+        with opened(self.path) as file:
             stream = JsonStream(
                 pieces(file, 0, file.stamp.size),
                 object_pairs_hook=unique_keys,
@@ -86,8 +83,6 @@ class IndexMap:
                     names += 1
                     yield name, self._shard(name, stream.value(_MAX_VALUE))
             stream.end()
-        finally:
-            file.close()
         if not names:
             rule = "must be a JSON object whose weight_map names the shard of each tensor"
             raise CheckpointError(f"{shown(self.path)} {rule}; download it again")

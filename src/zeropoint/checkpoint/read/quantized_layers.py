@@ -29,7 +29,7 @@ from ...schemes import Scheme
 from .config_text import CONFIG_KEY, WEIGHTS_ONLY_CONFIG
 from .problems import Problem
 from .source import MAX_JSON_BYTES, Source
-from .storage import Place, exists, open_file, read_small, shown
+from .storage import Place, exists, opened, read_bytes, read_small, shown
 from .tensor_entries import Entries, TensorEntry
 
 
@@ -206,12 +206,8 @@ class _Listing:
     def read(self, entry: Entry) -> bytes:
         """Return the bytes of a tensor of the checkpoint."""
         found = self.source.entries[entry.name]
-        file, buffer = open_file(found.file), bytearray(found.nbytes)
-        try:
-            file.read_into(memoryview(buffer), found.begin)
-        finally:
-            file.close()
-        return bytes(buffer)
+        with opened(found.file) as file:
+            return bytes(read_bytes(file, found.begin, found.nbytes))
 
 
 def configuration(source: Source) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from zeropoint.checkpoint.read.json_stream import JsonError, JsonStream
 from zeropoint.checkpoint.read.object_store import Stamp
-from zeropoint.checkpoint.read.storage import OpenFile, Place, open_file, place, shown
+from zeropoint.checkpoint.read.storage import OpenFile, Place, opened, place, read_bytes, shown
 from zeropoint.checkpoint.read.tensor_entries import Entries, TensorEntry
 from zeropoint.codecs.containers.protocol import Metadata
 from zeropoint.codecs.containers.safetensors import (
@@ -88,8 +88,6 @@ class Header:
 
     table: Entries
     metadata: Metadata
-    data_begin: int
-    file_size: int
     stamp: Stamp
     config: Mapping[str, Any] | None = None
     graph: bytes = b""
@@ -128,17 +126,12 @@ def parse_header(path: Place | str) -> Header:
     Raises CheckpointError, with the tensor and the remedy, where the file is no well-formed safetensors file.
     """
     path = place(path)
-    file = open_file(path)
-    try:
+    with opened(path) as file:
         length = _header_length(file, path)
         table, metadata = _decode(file, path, length)
-    finally:
-        file.close()
     table = table.in_file_order()
     _check_cover(table.values(), path, 8 + length, file_size=file.stamp.size)
-    return Header(
-        table=table, metadata=metadata, data_begin=8 + length, file_size=file.stamp.size, stamp=file.stamp
-    )
+    return Header(table=table, metadata=metadata, stamp=file.stamp)
 
 
 def _not_safetensors(path: Place, head: bytes, problem: str) -> CheckpointError:
@@ -156,9 +149,7 @@ def _not_safetensors(path: Place, head: bytes, problem: str) -> CheckpointError:
 def pieces(file: OpenFile, begin: int, size: int) -> Iterator[bytes]:
     """Yield ``size`` bytes of a file from ``begin`` on, in pieces."""
     for at in range(0, size, PIECE):
-        buffer = bytearray(min(PIECE, size - at))
-        file.read_into(memoryview(buffer), begin + at)
-        yield bytes(buffer)
+        yield bytes(read_bytes(file, begin + at, min(PIECE, size - at)))
 
 
 def _header_length(file: OpenFile, path: Place) -> int:

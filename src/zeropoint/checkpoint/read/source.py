@@ -34,7 +34,7 @@ from zeropoint.checkpoint.read.index import NUMBERED, check_index, read_index, r
 from zeropoint.checkpoint.read.object_store import RemotePath, Stamp, reason
 from zeropoint.checkpoint.read.problems import ObstacleError, listed
 from zeropoint.checkpoint.read.safetensors_file import LFS_MAGIC, Header
-from zeropoint.checkpoint.read.storage import Place, open_file, shown
+from zeropoint.checkpoint.read.storage import Place, opened, read_bytes, shown
 from zeropoint.checkpoint.read.tensor_entries import Entries
 from zeropoint.codecs.containers import container_of
 from zeropoint.codecs.containers import protocol as containers
@@ -407,12 +407,8 @@ def is_weights(name: str) -> bool:
 def _check_companion(root: Place, relative: Path, notes: list[str]) -> None:
     """Refuse a companion that is no regular file; note Git LFS pointers."""
     path = inside(root, relative)
-    file = open_file(path)
-    try:
-        head = bytearray(min(file.stamp.size, 64))
-        file.read_into(memoryview(head), 0)
-    finally:
-        file.close()
+    with opened(path) as file:
+        head = read_bytes(file, 0, min(file.stamp.size, 64))
     if head.startswith(LFS_MAGIC):
         notes.append(
             f"{shown(path)} is a Git LFS pointer and is copied as such; run `git lfs pull` for the file"

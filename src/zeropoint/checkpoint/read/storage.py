@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -112,6 +113,18 @@ def open_file(path: Place) -> OpenFile:
     return LocalFile(path)
 
 
+def opened(path: Place) -> closing[OpenFile]:
+    """Return a file or object, open for the block; raises as :func:`open_file`."""
+    return closing(open_file(path))
+
+
+def read_bytes(file: OpenFile, begin: int, size: int) -> bytearray:
+    """Return bytes of an open file; raises as its ``read_into``."""
+    buffer = bytearray(size)
+    file.read_into(memoryview(buffer), begin)
+    return buffer
+
+
 class OpenFiles(dict[Place, OpenFile]):
     """Files that are opened on first use, and closed after a block."""
 
@@ -137,16 +150,11 @@ def read_small(path: Place, *, limit: int) -> tuple[bytes, Stamp]:
     limit: most bytes that it may have. Raises CheckpointError where it is larger, missing, unreadable or no
     regular file.
     """
-    file = open_file(path)
-    try:
+    with opened(path) as file:
         if file.stamp.size > limit:
             rule = f"has {file.stamp.size} bytes, above the limit of {limit} for a JSON file"
             raise CheckpointError(f"{shown(path)} {rule}; check that it is the right file")
-        raw = bytearray(file.stamp.size)
-        file.read_into(memoryview(raw), 0)
-    finally:
-        file.close()
-    return bytes(raw), file.stamp
+        return bytes(read_bytes(file, 0, file.stamp.size)), file.stamp
 
 
 def stamp(path: Place) -> Stamp:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -259,19 +258,16 @@ class OutputDirectory:
         stays.
         """
         for name in dict.fromkeys((*self.names, *names)):
-            self._remove(partial_name(name), lambda _: True)
-        if published is None:
-            for name, inode in self._ours.items():
-                self._remove(name, functools.partial(_is_inode, inode))
-        else:
-            for name, state in published.items():
-                self._remove(name, functools.partial(_is_state, state))
-        self._remove(JOURNAL, lambda _: True)  # the journal last: until then it says what the others are
+            self._remove(partial_name(name))
+        for name, was in (self._ours if published is None else published).items():
+            self._remove(name, was)
+        self._remove(JOURNAL)  # the journal last: until then it says what the others are
 
-    def _remove(self, name: str, ours: Callable[[os.stat_result], bool]) -> None:
+    def _remove(self, name: str, was: object = None) -> None:
+        """Remove a file; was: its inode or state, where another file stays."""
         with contextlib.suppress(OSError, CheckpointError):
             found = self._folder.file(name)
-            if found is not None and ours(found):
+            if found is not None and was in (None, _inode(found), _state(found)):
                 self._folder.unlink(name)
 
     def _own(self) -> list[str]:
@@ -371,14 +367,6 @@ _BLOCK = 4096
 
 def _inode(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
-
-
-def _is_inode(inode: tuple[int, int], found: os.stat_result) -> bool:
-    return _inode(found) == inode
-
-
-def _is_state(state: str, found: os.stat_result) -> bool:
-    return _state(found) == state
 
 
 def _state(found: os.stat_result) -> str:

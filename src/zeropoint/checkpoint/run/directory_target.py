@@ -23,7 +23,7 @@ from .manifest import last_files
 from .read_back import holds, read_back
 from .resume import State, begin
 from .unit_results import ScanResult, UnitResult
-from .units import Unit, Units, groups, left_of
+from .units import Groups, Unit, Units, left_of
 
 _RECORD_BYTES = 1 << 10
 """Room for a unit in the journal and in the manifest together: four digests and its statistics."""
@@ -101,7 +101,7 @@ class DirectoryTarget:
         yield Job(
             plan=self._plan,
             partials=self._directory.partials,
-            groups=groups(self._units),
+            groups=Groups(self._units),
             scanned={},
             todo=left_of(self._units, self.done),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from .resume import done_already, finished
 from .run_document import run_document
 from .store_target import StoreTarget
 from .unit_results import UnitResult
-from .units import Units, left_of, units
+from .units import Units, left_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -122,22 +122,15 @@ def run(
     byte, nothing is written, which is among the notes of the result.
     """
     require_statistics(plan)
-    all_units = units(plan)
+    all_units = Units(plan)
     with _target(plan, all_units, place(out), overwrite=overwrite, spool=spool) as target:
         if skip_finished and target.may_be_complete() and finished(plan, target.path):
             return _as_it_is(plan, target.path, len(all_units))
         if target.may_be_complete():
             done = done_already(plan, all_units, target.path, on_progress)
             if done is not None:
-                note = f"{shown(target.path)} is complete already: it holds what this command writes, so "
-                return RunResult(
-                    path=target.path,
-                    plan=plan,
-                    notes=(*plan.notes, f"{note}nothing was written"),
-                    outcomes=outcomes(plan, all_units, done),
-                    units=len(all_units),
-                    resumed=len(all_units),
-                )
+                found = _as_it_is(plan, target.path, len(all_units), _COMPLETE)
+                return replace(found, outcomes=outcomes(plan, all_units, done))
         target.begin(restart=restart)
         resumed = len(target.done)
         try:
@@ -166,7 +159,7 @@ def require_free(
 
     For callers that solve or measure for a long time first. overwrite, spool: as for :func:`run`.
     """
-    with _target(plan, units(plan), place(out), overwrite=overwrite, spool=spool) as target:
+    with _target(plan, Units(plan), place(out), overwrite=overwrite, spool=spool) as target:
         target.require_free()
 
 
@@ -177,17 +170,21 @@ def finished_before(
 
     overwrite, spool: as for :func:`run`, whose ``skip_finished`` it is.
     """
-    all_units = units(plan)
+    all_units = Units(plan)
     with _target(plan, all_units, place(out), overwrite=overwrite, spool=spool) as target:
         if target.may_be_complete() and finished(plan, target.path):
             return _as_it_is(plan, target.path, len(all_units))
     return None
 
 
-def _as_it_is(plan: CheckpointPlan, path: Place, units: int) -> RunResult:
+_FINISHED = "was finished by an earlier run, by its manifest; nothing was read"
+_COMPLETE = "is complete already: it holds what this command writes, so nothing was written"
+
+
+def _as_it_is(plan: CheckpointPlan, path: Place, units: int, said: str = _FINISHED) -> RunResult:
     """Return the result for an output that an earlier run finished."""
-    note = f"{shown(path)} was finished by an earlier run, by its manifest; nothing was read"
-    return RunResult(path=path, plan=plan, notes=(*plan.notes, note), outcomes=(), units=units, resumed=units)
+    notes = (*plan.notes, f"{shown(path)} {said}")
+    return RunResult(path=path, plan=plan, notes=notes, outcomes=(), units=units, resumed=units)
 
 
 def _target(

@@ -13,7 +13,7 @@ from ..plan.checkpoint_plan import CheckpointPlan
 from ..read.headers import read_header
 from ..read.object_store import RemotePath
 from ..read.problems import ObstacleError
-from ..read.storage import OpenFile, Place, open_file, shown
+from ..read.storage import OpenFile, Place, opened, read_bytes, shown
 from .directory import OutputDirectory, partial_name
 from .unit_results import SHA256, XXH3, Hash, UnitResult
 from .units import Span, Unit
@@ -56,18 +56,13 @@ class ReadBackError(ObstacleError):
 
 def holds(path: Place, head: Iterable[bytes], *, size: int) -> bool:
     """Return whether a file has ``size`` bytes and begins with ``head``."""
-    file = open_file(path)
-    try:
+    with opened(path) as file:
         at = 0
         for piece in head if file.stamp.size == size else ():
-            found = bytearray(len(piece))
-            file.read_into(memoryview(found), at)
-            at += len(piece)
-            if found != piece:
+            if read_bytes(file, at, len(piece)) != piece:
                 return False
+            at += len(piece)
         return file.stamp.size == size
-    finally:
-        file.close()
 
 
 def unproven(
@@ -119,15 +114,12 @@ class _Proof(Task):
         spans = self.unit.spans
         if len(spans) != len(known):
             return
-        file = open_file(self.place)
-        try:
+        with opened(self.place) as file:
             self.ok = all(
                 span.begin + span.size <= file.stamp.size
                 and self._digest(make(), file, span, scratch.buffer) == digest
                 for span, digest in zip(spans, known, strict=True)
             )
-        finally:
-            file.close()
 
     def _digest(self, found: Hash, file: OpenFile, span: Span, buffer: bytearray) -> str:
         for done in range(0, span.size, len(buffer)):

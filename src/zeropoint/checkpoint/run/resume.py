@@ -25,7 +25,7 @@ from ..plan.config_and_index import MANIFEST
 from ..plan.identity import ASKED, identity, require_same, stamps
 from ..plan.texts import Text
 from ..read.file_names import JOURNAL
-from ..read.storage import Place, failures, open_file, shown, stamp
+from ..read.storage import Place, failures, opened, read_bytes, shown, stamp
 from . import read_back
 from .directory import OutputDirectory, Partials, partial_name
 from .executor import Job, local
@@ -33,7 +33,7 @@ from .journal import Journal, JournalHeader, require_output, texts
 from .manifest import last_files
 from .read_back import holds, unproven
 from .unit_results import UnitResult, UnitResults
-from .units import Unit, Units, groups
+from .units import Groups, Unit, Units
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def _forget(state: State, units: Sequence[Unit], changed: Collection[str]) -> in
     """Drop results of changed files and their weight sets; return how many."""
     changed = frozenset(changed)
     stale = {unit.number for unit in units if not changed.isdisjoint(unit.output.stamps)}
-    for members in groups(units).values():
+    for members in Groups(units).values():
         numbers = {unit.number for unit in members}
         if numbers & stale:
             stale |= numbers
@@ -221,7 +221,7 @@ def done_already(
         return None
     done = UnitResults(len(units))
     nowhere = _Nowhere(path=Path(), needed=0)
-    job = Job(plan=plan, partials=nowhere, todo=units, groups=groups(units), scanned={})
+    job = Job(plan=plan, partials=nowhere, todo=units, groups=Groups(units), scanned={})
     total, finished = sum(unit.nbytes for unit in units), 0
     with closing(local(job)) as results:
         for result in results:
@@ -253,12 +253,8 @@ def finished(plan: CheckpointPlan, path: Place) -> bool:
     and other numbers, is taken for it.
     """
     of_text = (CheckpointError, ValueError, KeyError, TypeError, AttributeError)
-    with (
-        contextlib.suppress(*of_text, *failures(path)),
-        contextlib.closing(open_file(path / MANIFEST)) as file,
-    ):
-        head = bytearray(min(file.stamp.size, _MOST_HEAD))
-        file.read_into(memoryview(head), 0)
+    with contextlib.suppress(*of_text, *failures(path)), opened(path / MANIFEST) as file:
+        head = read_bytes(file, 0, min(file.stamp.size, _MOST_HEAD))
         said = json.loads(head.partition(b',\n"tensors"')[0] + b"}")
         sizes = {name: about["size"] for name, about in said["files"].items()}
         unsolved = plan.asked and not plan.solved

@@ -44,7 +44,7 @@ from .journal import texts
 from .manifest import last_files
 from .read_back import holds, read_back, unproven
 from .unit_results import ScanResult, UnitResult, UnitResults
-from .units import Unit, Units, groups
+from .units import Groups, Unit, Units
 
 RECORDS = ".zeropoint"
 _IDENTITY = f"{RECORDS}/identity.json"
@@ -232,7 +232,7 @@ class StoreTarget:
         _remove_folders(self._spool, sizes)
 
     def _file_jobs(self, directory: OutputDirectory) -> Generator[Job, None, None]:
-        group = groups(self._units)
+        group = Groups(self._units)
         names = {file.name for file in self._files}
         with ThreadPoolExecutor(1, thread_name_prefix="zeropoint-upload") as uploads:
             under_way: Future[None] | None = None

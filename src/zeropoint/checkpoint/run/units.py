@@ -158,11 +158,6 @@ class Units(MadeSequence[Unit]):
         )
 
 
-def units(plan: CheckpointPlan) -> Units:
-    """Return all units of a plan."""
-    return Units(plan)
-
-
 class Groups(Mapping[str, tuple[Unit, ...]]):
     """Units of each set of weights to scan before quantization, by name."""
 
@@ -193,11 +188,6 @@ class Groups(Mapping[str, tuple[Unit, ...]]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def groups(all_units: Sequence[Unit]) -> Groups:
-    """Return the sets of units to scan before quantization."""
-    return Groups(all_units)
 
 
 def left_of(all_units: Sequence[Unit], done: Collection[int]) -> Sequence[Unit]:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from ...codecs.act_order import group_index, in_groups
-from ...codecs.protocol import LayerScheme
 from ...codecs.tensor_fields import ROWS, WeightPart
 from ...errors import NonFiniteError, UnsupportedError, ZeropointError, count, option, printable
 from ...functional import dequantize
@@ -184,7 +183,10 @@ def _quantize_tile(
         if codes is not None and not math.isfinite(sum(measured.errors)):
             raise NonFiniteError(f"{codes.scheme} decodes to non-finite values")
         if weight.method == LOSSLESS and (measured.errors or measured.largest):
-            _require_equal(layer, x, q)
+            # Loaders would not read the values that are to be kept.
+            different = difference(x, q)
+            if different is not None:
+                raise UnsupportedError(f"{layer.layout} does not hold its values: {different}")
     except ZeropointError as error:
         raise _named(error, weight, files, tile, scratch.buffer) from error
     if first:
@@ -204,13 +206,6 @@ def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
     return (a.scheme, a.dtype) == (b.scheme, b.dtype) and all(
         np.array_equal(flat_bytes(mine).numpy(), flat_bytes(theirs).numpy()) for mine, theirs in pairs
     )
-
-
-def _require_equal(layer: LayerScheme, x: torch.Tensor, read: QuantizedTensor) -> None:
-    """Raise UnsupportedError where loaders would not read the values to keep."""
-    different = difference(x, read)
-    if different is not None:
-        raise UnsupportedError(f"{layer.layout} does not hold its values: {different}")
 
 
 def _restore_tile(unit: Unit, files: Files, rows: range, buffer: bytearray, writer: _Writer) -> None:

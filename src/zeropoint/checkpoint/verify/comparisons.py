@@ -14,17 +14,17 @@ from ...codecs.stored_forms import MODEL_FORM
 from ...errors import printable
 from ..measure.tiles import Scratch
 from ..plan.config_and_index import MANIFEST
-from ..plan.expert_matrices import matrices
 from ..plan.row_changes import decoded_to, in_form
 from ..plan.row_reader import Literal, RowReader, StoredFloats
 from ..plan.selection import WEIGHT_DTYPES, is_fused_experts, module_of
+from ..plan.tensor_matrices import matrices
 from ..plan.tied import tied_copies
 from ..read.config_text import WEIGHTS_ONLY_CONFIG
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers
 from ..read.safetensors_file import pieces
 from ..read.source import CONFIG, SINGLE_FILE, Source
-from ..read.storage import OpenFile, OpenFiles
+from ..read.storage import OpenFile, OpenFiles, read_bytes
 from ..read.tensor_entries import TensorEntry
 from .integrity import is_loaded
 from .proofs import Check
@@ -74,9 +74,7 @@ class _CompareNumber(Check):
         self.entry, self.data, self.file = entry, data, files[entry.file]
 
     def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (it is a few bytes)
-        found = bytearray(self.nbytes)
-        self.file.read_into(memoryview(found), self.entry.begin)
-        if found != self.data:
+        if read_bytes(self.file, self.entry.begin, self.nbytes) != self.data:
             self.report("it is not what the original's becomes")
 
 
@@ -92,9 +90,8 @@ class _CompareFloats(Check):
         self.files = {file: files[file] for file in (entry.file, *reader.files)}
 
     def run(self, scratch: Scratch) -> None:  # noqa: ARG002 (rows of codes may be larger)
-        ours, theirs = bytearray(self.nbytes), bytearray(self.nbytes)
-        begin = self.entry.begin + self.start * self.row_bytes
-        self.files[self.entry.file].read_into(memoryview(ours), begin)
+        theirs, begin = bytearray(self.nbytes), self.entry.begin + self.start * self.row_bytes
+        ours = read_bytes(self.files[self.entry.file], begin, self.nbytes)
         self.reader.read_as_written(self.files, self.start, self.rows, theirs)
         if ours != theirs:
             self.report(f"differs from the dequantized original from row {self.start} on")

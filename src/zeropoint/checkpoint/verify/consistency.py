@@ -27,7 +27,7 @@ from ..read.index import IndexMap
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import CONFIG, SINGLE_FILE, Source
-from ..read.storage import OpenFiles, exists, shown
+from ..read.storage import OpenFiles, exists, read_bytes, shown
 from ..read.tensor_entries import TensorEntry, code_operators
 from .proofs import Check
 
@@ -162,9 +162,8 @@ class ExtraScaleCheck(Check):
             return
         if self.name.endswith("zero_point"):
             return
-        buffer = bytearray(self.nbytes)
-        self.file.read_into(memoryview(buffer), self.entry.begin)
-        values = torch.frombuffer(buffer, dtype=dtype).double()
+        raw = read_bytes(self.file, self.entry.begin, self.nbytes)
+        values = torch.frombuffer(raw, dtype=dtype).double()
         bad = ~(torch.isfinite(values) & (values > 0))
         if bool(bad.any()):
             self.report(f"the scale {float(values[bad][0])} must be finite and positive")

@@ -18,7 +18,7 @@ from ...schemes.scale_rules import FOUR_OVER_SIX
 from ...signatures import by_signature
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration, find_layers
 from ..read.source import Source, open_source
-from ..read.storage import OpenFiles, Place
+from ..read.storage import OpenFiles, Place, read_bytes
 from ..read.tensor_entries import TensorEntry
 from .consistency import cached_layers, claims_of_files, contradictions, other_tool
 from .documents import inspection_document
@@ -284,6 +284,5 @@ def _block_scales(layer: StoredLayer) -> TensorEntry | None:
 
 
 def _largest(entry: TensorEntry, files: OpenFiles) -> float:
-    raw = bytearray(entry.nbytes)
-    files[entry.file].read_into(memoryview(raw), entry.begin)
+    raw = read_bytes(files[entry.file], entry.begin, entry.nbytes)
     return float(torch.frombuffer(raw, dtype=torch.float8_e4m3fn).float().max())

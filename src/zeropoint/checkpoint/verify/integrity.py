@@ -27,7 +27,7 @@ from ..read.json_stream import JsonStream
 from ..read.problems import Problem
 from ..read.safetensors_file import pieces, unique_keys
 from ..read.source import Source, is_weights
-from ..read.storage import OpenFile, OpenFiles, exists, open_file
+from ..read.storage import OpenFile, OpenFiles, exists, opened
 from ..read.tensor_entries import TensorEntry
 from .proofs import Check
 
@@ -159,15 +159,13 @@ def read_manifest(source: Source, records: dict[str, Mapping[str, Any]] | None =
     path = source.root / MANIFEST
     if not exists(path):
         return None
-    file = open_file(path)
-    try:
+    with opened(path) as file:
         found = Manifest(source)
-        with reading("it holds what no manifest does", "write the output again"):
-            _read(file, found, records)
-    except CheckpointError as error:
-        raise CheckpointError(f"it is damaged: {error}") from error
-    finally:
-        file.close()
+        try:
+            with reading("it holds what no manifest does", "write the output again"):
+                _read(file, found, records)
+        except CheckpointError as error:
+            raise CheckpointError(f"it is damaged: {error}") from error
     return found
 
 

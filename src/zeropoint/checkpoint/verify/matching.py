@@ -18,11 +18,11 @@ from ...codecs.containers.safetensors import TORCH_DTYPES
 from ...columns import MadeSequence
 from ...errors import count, printable
 from ..plan.as_loaded import as_loaded
-from ..plan.expert_matrices import WeightMatrix, matrices, with_stacks
 from ..plan.float_view import DecodedLayers, Floats
 from ..plan.row_changes import Strided, matrix_rows
 from ..plan.row_reader import RowReader
 from ..plan.selection import is_fused_experts, module_of, not_a_weight
+from ..plan.tensor_matrices import WeightMatrix, matrices, with_axes
 from ..plan.tied import tied_copies
 from ..read.problems import Problem
 from ..read.quantized_layers import StoredLayers, configuration, find_layers
@@ -115,7 +115,7 @@ def side_of(source: Source, other: Source) -> Side:
     entries = Entries(reader.entry for reader in readers.values())
     for entry in stored.others:
         entries.add(entry)
-    seen = with_stacks(replace(described, entries=entries))
+    seen = with_axes(replace(described, entries=entries))
     floats = as_loaded(Floats(source=seen, readers=readers, config=config), other.entries)
     return Side(stored=stored, seen=Original(source=source, floats=floats))
 

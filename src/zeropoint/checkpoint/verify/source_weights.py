@@ -16,7 +16,6 @@ from ..plan.as_loaded import as_loaded
 from ..plan.carried_scales import replacements
 from ..plan.converted_layers import same_inputs
 from ..plan.decisions import TensorDecision
-from ..plan.expert_matrices import WeightMatrix, matrices, with_stacks
 from ..plan.float_view import Floats, as_floats
 from ..plan.gathered import replaced
 from ..plan.rescaled import folds_of, folds_text, rescaled_floats
@@ -24,6 +23,7 @@ from ..plan.rotated import rotated_floats, saved_rotation
 from ..plan.row_changes import decoded_to, in_form, matrix_rows
 from ..plan.row_reader import RowReader
 from ..plan.selection import WEIGHT, Why, is_fused_experts
+from ..plan.tensor_matrices import WeightMatrix, matrices, with_axes
 from ..read.quantized_layers import StoredLayer, StoredLayers, configuration
 from ..read.source import Source, open_source
 from ..read.storage import Place
@@ -88,7 +88,7 @@ class Original:
             name, reader = known.get(_place(codec, entry, floats.source)), floats.reader(entry)
             if name is not None and name not in floats.source.entries:
                 made[entry.name] = [replace(reader, entry=replace(reader.entry, name=name))]
-        return replace(self, floats=replaced(floats, made, set(made)) if made else floats)
+        return replace(self, floats=replaced(floats, made, set(made)))
 
     def matrix(self, module: str) -> RowReader | None:
         """Return the matrix of a module or an expert, or None."""
@@ -160,5 +160,5 @@ def open_original(path: Place | str) -> Original:
     """
     source = open_source(path)
     if configuration(source) is None:
-        return Original(source=source, floats=Floats(source=with_stacks(source), readers={}, config=None))
+        return Original(source=source, floats=Floats(source=with_axes(source), readers={}, config=None))
     return Original(source=source, floats=as_floats(source))

@@ -93,7 +93,9 @@ def quantization_config(
         name = group.name if isinstance(group, WrittenGroup) else _preset_name(group.layer)
         table[f"group_{number}" if name is None or name in table else name] = _entry(group)
     layouts = {entry["format"] for entry in table.values()}
-    decoded = decodes and len(table) == 1 and kv_cache is None and all(map(_weights_alone, table.values()))
+    inputs = ("input_activations", "output_activations")
+    alone = all(entry.get(key) is None for entry in table.values() for key in inputs)
+    decoded = decodes and len(table) == 1 and kv_cache is None and alone
     return {
         "config_groups": table,
         **({"dequantize": True} if decoded else {}),
@@ -106,10 +108,6 @@ def quantization_config(
         "transform_config": {},
         "version": VERSION,
     }
-
-
-def _weights_alone(entry: Mapping[str, Any]) -> bool:
-    return entry.get("input_activations") is None and entry.get("output_activations") is None
 
 
 def _preset_name(layer: LayerScheme) -> str | None:

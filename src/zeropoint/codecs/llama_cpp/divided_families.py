@@ -165,8 +165,8 @@ _GRANITE_MOE = f.Family(
     halves=True, values=GRANITE, numbers=f.LOCAL_EXPERTS,
     layers=MappingProxyType({**f.ATTENTION, "block_sparse_moe.router.layer": "ffn_gate_inp"}),
     divided=MappingProxyType({
-        "block_sparse_moe.input_linear.weight": f.halves_of(f"{_EXPERTS}gate_proj", f"{_EXPERTS}up_proj"),
-        "block_sparse_moe.output_linear.weight": f.renamed_to(f"{_EXPERTS}down_proj"),
+        "block_sparse_moe.input_linear.weight": f.parts_of(f"{_EXPERTS}gate_proj", f"{_EXPERTS}up_proj"),
+        "block_sparse_moe.output_linear.weight": f.parts_of(f"{_EXPERTS}down_proj"),
     }),
     experts=(("block_sparse_moe.experts", f.PROJECTIONS),),
     defaults=MappingProxyType({
@@ -179,7 +179,7 @@ _GRANITE_SHARED = dataclasses.replace(
     layers=MappingProxyType({**_GRANITE_MOE.layers, **_SHARED_MLP}),
     numbers=MappingProxyType({**f.LOCAL_EXPERTS, **_SHARED_SIZE}),
     divided=MappingProxyType({
-        **_GRANITE_MOE.divided, "shared_mlp.input_linear.weight": f.halves_of(*_SHARED),
+        **_GRANITE_MOE.divided, "shared_mlp.input_linear.weight": f.parts_of(*_SHARED),
     }),
 )
 _MIXED = f.LayerKinds("layer_types", MappingProxyType({
@@ -204,7 +204,7 @@ def _rotated(text: Config) -> f.Values:
 
 def _of_rotated(values: Mapping[str, Any]) -> dict[str, Any]:
     kind = "rope" if values.get("rope.scaling.finetuned") else "nope"
-    return {**head_of_mamba("mamba_d_head")(values), "position_embedding_type": kind}
+    return {**head_of_mamba("mamba_d_head", values), "position_embedding_type": kind}
 
 
 _HYBRID = dataclasses.replace(
@@ -236,7 +236,7 @@ def _dense(family: f.Family) -> f.Family:
     kept = {old: new for old, new in family.layers.items() if new != "ffn_gate_inp"}
     return dataclasses.replace(
         family, layers=MappingProxyType({**kept, **own}), experts=(), numbers=MappingProxyType({}),
-        divided=MappingProxyType({"shared_mlp.input_linear.weight": f.halves_of(*_SHARED)}),
+        divided=MappingProxyType({"shared_mlp.input_linear.weight": f.parts_of(*_SHARED)}),
         complete=lambda text: {
             "intermediate_size": text.get("shared_intermediate_size") or text.get("intermediate_size"),
         },

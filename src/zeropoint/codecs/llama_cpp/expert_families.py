@@ -15,7 +15,9 @@ from .decoder_families import ALTERNATING
 
 ROW = MappingProxyType({
     # Files of before have a vector.
-    f"{f.FLAT}.weight": f.Change(shape=lambda _: Reshaped(lambda shape: shape, f.of_row)),
+    f"{f.FLAT}.weight": f.Change(shape=lambda _: Reshaped(
+        lambda shape: shape, lambda shape: (1, *shape) if len(shape) == 1 else shape,
+    )),
 })
 SHARED_EXPERT = MappingProxyType({
     "mlp.shared_expert_gate": f.FLAT, "mlp.shared_expert.gate_proj": "ffn_gate_shexp",

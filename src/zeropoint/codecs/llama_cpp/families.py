@@ -17,7 +17,7 @@ from ...libraries import reading
 from ..divided_tensors import RowRun, TensorPiece, Whole
 from ..stored_forms import OMITTED, RowOrder, Shape, StoredForm
 from . import decoder_families, divided_families, expert_families, hybrid_families, transposed_families
-from .family import Change, Division, Family, halves_of, head_size, number_of
+from .family import Change, Division, Family, head_size, number_of, parts_of
 
 _OF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 """The gate, up and down of all experts of a layer."""
@@ -194,7 +194,7 @@ def _of_each(piece: TensorPiece, shapes: Mapping[str, Shape]) -> Iterator[Tensor
 def _divisions(family: Family) -> Mapping[str, Division]:
     """Return the divided tensors of a layer, fused gate-up included."""
     usual = {
-        f"{holder}.{GATE_UP}": halves_of(f"{holder}.{gate}", f"{holder}.{up}")
+        f"{holder}.{GATE_UP}": parts_of(f"{holder}.{gate}", f"{holder}.{up}")
         for holder, (gate, up, _) in family.experts
         if gate and f"{holder}.{GATE_UP}" not in family.tensors
     }

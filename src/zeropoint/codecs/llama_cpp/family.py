@@ -219,11 +219,6 @@ def no_window(text: Config) -> Sequence[str]:
     return (f"llama.cpp attends to all {context} tokens of a context, and the model to the last {window}",)
 
 
-def of_row(shape: Shape) -> Shape:
-    """Return the model's shape of a one-row matrix stored as vector."""
-    return (1, *shape) if len(shape) == 1 else shape
-
-
 def kernel(text: Config) -> Reshaped:
     """Return the reshaping of one-channel convolution kernels, (channels, 1, width)."""
     return Reshaped(
@@ -245,28 +240,31 @@ def grouped(groups: str) -> Callable[[Config], Reshaped]:
     )
 
 
-def halves_of(first: str, second: str) -> Division:
-    """Return the division of matrices into upper and lower halves."""
+def parts_of(
+    *names: str, transposed: bool = False, alternating: bool = False, vectors: bool = False
+) -> Division:
+    """Return the division of outputs into equal parts; one name renames all.
+
+    transposed: whether matrices of the model are (in, out). alternating: whether outputs of the parts take
+    turns. vectors: whether they are of vectors, such as biases.
+    """
+    number, axis = len(names), -1 if vectors else -2
+
+    def swapped(shape: Shape) -> Shape:
+        return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
 
     def pieces(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-        *experts, rows, columns = shape
-        count, half = math.prod(experts), rows // 2
+        own = [*swapped(shape)]
+        count, rows, part = math.prod(own[:axis]), own[axis], own[axis] // number
+        own[axis], (first, step) = part, (1, number) if alternating else (part, 1)
         return [
-            TensorPiece(name, (*experts, half, columns), (RowRun(at * half, (count, half), (rows, 1)),))
-            for at, name in enumerate((first, second))
+            TensorPiece(name, tuple(own), (RowRun(at * first, (count, part), (rows, step)),), single=vectors)
+            for at, name in enumerate(names)
         ]
 
     def whole(shapes: Sequence[Shape], text: Config) -> Shape:
-        *experts, half, columns = shapes[0]
-        return (*experts, 2 * half, columns)
+        own = [*shapes[0]]
+        own[axis] *= number
+        return swapped(tuple(own))
 
-    return Division((first, second), pieces, whole)
-
-
-def renamed_to(name: str) -> Division:
-    """Return the division into one piece under another name."""
-    return Division(
-        (name,),
-        lambda shape, _: [TensorPiece(name, shape, (RowRun(0, shape[:-1], (shape[-2], 1)),))],
-        lambda shapes, _: shapes[0],
-    )
+    return Division(names, pieces, whole, transposed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -183,17 +184,13 @@ _LFM2 = f.Family(
 )
 
 
-def head_of_mamba(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return a reader of Mamba 2's head size, under key ``name``."""
-
-    def read(values: Mapping[str, Any]) -> dict[str, Any]:
-        inner, heads = values.get("ssm.inner_size"), values.get("ssm.time_step_rank")
-        return {name: inner // heads} if isinstance(inner, int) and isinstance(heads, int) and heads else {}
-
-    return read
+def head_of_mamba(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Mamba 2's head size, under key ``name``."""
+    inner, heads = values.get("ssm.inner_size"), values.get("ssm.time_step_rank")
+    return {name: inner // heads} if isinstance(inner, int) and isinstance(heads, int) and heads else {}
 
 
-_mamba = head_of_mamba("mamba_head_dim")
+_mamba = partial(head_of_mamba, "mamba_head_dim")
 _PATTERN = MappingProxyType({"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"})
 _SPELLED = MappingProxyType({"mamba": "linear_attention", "attention": "full_attention"})
 
@@ -405,8 +402,8 @@ FAMILIES = (
         }),
         experts=(("experts", f.PROJECTIONS),),
         divided=MappingProxyType({
-            "experts.gate_up_proj": f.halves_of("experts.gate_proj", "experts.up_proj"),
-            "experts.down_proj": f.renamed_to("experts.down_proj"),
+            "experts.gate_up_proj": f.parts_of("experts.gate_proj", "experts.up_proj"),
+            "experts.down_proj": f.parts_of("experts.down_proj"),
         }),
         numbers=MappingProxyType({
             **f.EXPERTS, "expert_used_count": ("top_k_experts", "num_experts_per_tok"),

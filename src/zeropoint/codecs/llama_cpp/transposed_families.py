@@ -7,48 +7,9 @@ from types import MappingProxyType
 
 from ...architectures import Config
 from ...errors import UnsupportedError
-from ..divided_tensors import RowRun, TensorPiece
-from ..stored_forms import Shape
 from . import family as f
 from .decoder_families import require_every_fourth
 from .expert_families import SHARED_EXPERTS
-
-
-def _interleaved(name: str) -> str:
-    return f"mlp.experts.{name}"
-
-
-def _gate_up(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    """Return the gate and the up of all experts, whose outputs alternate."""
-    experts, columns, rows = shape
-    return [
-        TensorPiece(
-            _interleaved(name), (experts, rows // 2, columns), (RowRun(at, (experts, rows // 2), (rows, 2)),)
-        )
-        for at, name in enumerate(f.PROJECTIONS[:2])
-    ]
-
-
-def _gate_up_bias(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    experts, rows = shape
-    return [
-        TensorPiece(
-            _interleaved(f"{name}_bias"),
-            (experts, rows // 2),
-            (RowRun(at, (experts, rows // 2), (rows, 2)),),
-            single=True,
-        )
-        for at, name in enumerate(f.PROJECTIONS[:2])
-    ]
-
-
-def _down(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    experts, columns, rows = shape
-    return [
-        TensorPiece(
-            _interleaved("down_proj"), (experts, rows, columns), (RowRun(0, (experts, rows), (rows, 1)),)
-        )
-    ]
 
 
 def _alternating(text: Config) -> f.Values:
@@ -79,17 +40,12 @@ _GPT_OSS = f.Family(
         "mlp.experts.up_proj_bias": "ffn_up_exps.bias", "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
     }),
     divided=MappingProxyType({
-        "mlp.experts.gate_up_proj": f.Division(
-            tuple(map(_interleaved, f.PROJECTIONS[:2])), _gate_up,
-            lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), transposed=True,
+        "mlp.experts.gate_up_proj": f.parts_of(
+            "mlp.experts.gate_proj", "mlp.experts.up_proj", transposed=True, alternating=True,
         ),
-        "mlp.experts.down_proj": f.Division(
-            (_interleaved("down_proj"),), _down,
-            lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), transposed=True,
-        ),
-        "mlp.experts.gate_up_proj_bias": f.Division(
-            tuple(_interleaved(f"{name}_bias") for name in f.PROJECTIONS[:2]), _gate_up_bias,
-            lambda shapes, _: (shapes[0][0], 2 * shapes[0][1]),
+        "mlp.experts.down_proj": f.parts_of("mlp.experts.down_proj", transposed=True),
+        "mlp.experts.gate_up_proj_bias": f.parts_of(
+            "mlp.experts.gate_proj_bias", "mlp.experts.up_proj_bias", alternating=True, vectors=True,
         ),
     }),
     experts=(("mlp.experts", f.PROJECTIONS),), numbers=f.LOCAL_EXPERTS,
@@ -101,23 +57,6 @@ _GPT_OSS = f.Family(
     }),
 )
 _OF_LLAMA4 = "feed_forward.experts"
-
-
-def _halves(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    """Return the gate of all experts, and the up behind it."""
-    experts, columns, rows = shape
-    half = rows // 2
-    return [
-        TensorPiece(
-            f"{_OF_LLAMA4}.{name}", (experts, half, columns), (RowRun(at * half, (experts, half), (rows, 1)),)
-        )
-        for at, name in enumerate(f.PROJECTIONS[:2])
-    ]
-
-
-def _whole_down(shape: Shape, text: Config) -> Sequence[TensorPiece]:
-    (piece,) = _down(shape, text)
-    return [piece._replace(name=f"{_OF_LLAMA4}.down_proj")]
 
 
 _MAVERICK = 128
@@ -155,14 +94,10 @@ _LLAMA4 = f.Family(
         },
     }),
     divided=MappingProxyType({
-        f"{_OF_LLAMA4}.gate_up_proj": f.Division(
-            tuple(f"{_OF_LLAMA4}.{name}" for name in f.PROJECTIONS[:2]), _halves,
-            lambda shapes, _: (shapes[0][0], shapes[0][2], 2 * shapes[0][1]), transposed=True,
+        f"{_OF_LLAMA4}.gate_up_proj": f.parts_of(
+            f"{_OF_LLAMA4}.gate_proj", f"{_OF_LLAMA4}.up_proj", transposed=True,
         ),
-        f"{_OF_LLAMA4}.down_proj": f.Division(
-            (f"{_OF_LLAMA4}.down_proj",), _whole_down,
-            lambda shapes, _: (shapes[0][0], shapes[0][2], shapes[0][1]), transposed=True,
-        ),
+        f"{_OF_LLAMA4}.down_proj": f.parts_of(f"{_OF_LLAMA4}.down_proj", transposed=True),
     }),
     experts=((_OF_LLAMA4, f.PROJECTIONS),),
     numbers=MappingProxyType({**f.LOCAL_EXPERTS, "expert_feed_forward_length": ("intermediate_size",)}),
@@ -180,16 +115,6 @@ _LLAMA4 = f.Family(
         "num_local_experts": 16,
     }),
 )
-
-
-def _of_conv1d(name: str) -> f.Division:
-    """Return the division of a Conv1D's weight into one matrix (out, in)."""
-    return f.Division(
-        (name,),
-        lambda shape, _: [TensorPiece(name, shape[::-1], (RowRun(0, shape[1:], (1,)),))],
-        lambda shapes, _: shapes[0][::-1],
-        transposed=True,
-    )
 
 
 def _gpt2_sizes(text: Config) -> Config:
@@ -214,7 +139,9 @@ _GPT2 = f.Family(
         "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output",
     }),
     layers=MappingProxyType({"ln_1": "attn_norm", "ln_2": "ffn_norm", **_CONV1D}),
-    divided=MappingProxyType({f"{name}.weight": _of_conv1d(f"{name}.weight") for name in _CONV1D}),
+    divided=MappingProxyType({
+        name: f.parts_of(name, transposed=True) for name in (f"{module}.weight" for module in _CONV1D)
+    }),
     values=MappingProxyType({
         "block_count": f.Key(("n_layer",)), "context_length": f.Key(("n_positions",)),
         "embedding_length": f.Key(("n_embd",)), "attention.head_count": f.Key(("n_head",)),

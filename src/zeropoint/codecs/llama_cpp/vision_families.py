@@ -20,7 +20,7 @@ from ..containers.protocol import Found
 from ..divided_tensors import RowRun, TensorPiece, Whole
 from ..model_format import FileModel, ModelFiles
 from ..stored_forms import OMITTED, Shape, StoredForm
-from .family import Division, Values
+from .family import Division, Values, parts_of
 
 VISION = "clip"
 """The architecture of such files."""
@@ -113,16 +113,7 @@ def _llama4(config: Config, processor: Config) -> Values:
 
 def _thirds(kind: str) -> Division:
     """Return the division of joined queries, keys and values."""
-    names = tuple(f"attn.{part}.{kind}" for part in "qkv")
-
-    def pieces(shape: Shape, _: Config) -> Sequence[TensorPiece]:
-        third, vector = shape[0] // 3, len(shape) == 1
-        return [
-            TensorPiece(name, (third, *shape[1:]), (RowRun(at * third, (third,), (1,)),), single=vector)
-            for at, name in enumerate(names)
-        ]
-
-    return Division(names, pieces, lambda shapes, _: (3 * shapes[0][0], *shapes[0][1:]))
+    return parts_of(*(f"attn.{part}.{kind}" for part in "qkv"), vectors=kind == "bias")
 
 
 _FRAMES = ("patch_embed.first.weight", "patch_embed.second.weight")

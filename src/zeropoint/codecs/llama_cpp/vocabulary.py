@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -45,7 +46,7 @@ def tokenizer_values(
     """
     settings = json_object(read, "tokenizer_config.json")
     parsed = json_object(read, "tokenizer.json")
-    found = _vocabulary(_count(config, rows), read, parsed, settings)
+    found = _vocabulary(partial(_count, config, rows), read, parsed, settings)
     if found is None:
         said = "no tokenizer that is known here (tokenizer.model, tokenizer.json or vocab.txt)"
         return {f"{PREFIX}model": "none"}, [f"{said}: llama.cpp will take numbers of tokens only"]
@@ -88,24 +89,20 @@ def _require_text(key: str, value: object) -> None:
             )
 
 
-def _count(config: Config, rows: Callable[[], int]) -> Count:
-    """Return a function for the number of tokens, given the needed.
+def _count(config: Config, rows: Callable[[], int], needed: int) -> int:
+    """Return the number of tokens, given the needed.
 
-    It raises CheckpointError where config.json says more than there are rows.
+    Raises CheckpointError where config.json says more than there are rows.
     """
     size = text_config(config).get("vocab_size")
-
-    def counted(needed: int) -> int:
-        if size is None:
-            return min(needed, rows())
-        if type(size) is not int or not 0 < size <= rows():
-            raise CheckpointError(
-                f"vocab_size is {size!r:.40} in config.json, and the largest tensor has {rows()} rows; "
-                "download the checkpoint again"
-            )
-        return size
-
-    return counted
+    if size is None:
+        return min(needed, rows())
+    if type(size) is not int or not 0 < size <= rows():
+        raise CheckpointError(
+            f"vocab_size is {size!r:.40} in config.json, and the largest tensor has {rows()} rows; "
+            "download the checkpoint again"
+        )
+    return size
 
 
 def json_object(read: FileReader, name: str) -> dict[str, Any]:

@@ -172,12 +172,6 @@ def _layer_record(planned: Planned, packed: dict[str, _Packed]) -> Converted:
     )
 
 
-def _rows_are_apart(q: QuantizedTensor) -> bool:
-    """Whether each row has its own parameters, tensor-wide ones aside."""
-    grids = [blocks.grid(q.shape) for blocks in granularities(q.scheme)]
-    return all(grid[0] == q.shape[0] or grid == (1, 1) for grid in grids)
-
-
 @dataclass(slots=True)
 class _Writer:
     """Writes operators in place of quantizers; what is equal is written once."""
@@ -196,7 +190,7 @@ class _Writer:
             with self.module.graph.inserting_before(moved_to_user(user)):
                 data = self._constant(f"{stem}_codes", q.data)
                 params = self._params(stem, q.params)
-                if user.target is aten.embedding.default and _rows_are_apart(q):
+                if user.target is aten.embedding.default and PackedWeight(q).rows_are_apart:
                     user.replace_all_uses_with(self._rows(user, data, params, q))
                     self.module.graph.erase_node(user)
                 else:

@@ -11,7 +11,7 @@ experts are one matrix.
 Names of stacked experts differ from family to family (gate_up_proj, input_linear, w1, fc1), so that shapes
 decide. Tensors of three axes next to each other, with one number of experts, hold experts where some take the
 width of the model and others give it back: of H and I, (E, I, H) or (E, 2 I, H) next to (E, H, I), or each of
-them transposed. Kernels of convolutions have no such counterpart.
+them transposed. Kernels of convolutions have no such counterpart. The weight of GPT-2's Conv1D is (in, out).
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class _Reading(NamedTuple):
     width: int
 
 
-def with_stacks(source: Source) -> Source:
-    """Return a checkpoint whose tensors say how they hold their matrices."""
+def with_axes(source: Source) -> Source:
+    """Return a checkpoint whose tensors say which axes their matrices have."""
     config = source.config or {}
     entries = stacked(source.entries, config)
     if source.container.indexed and any(is_transposed(module_of(name), config) for name in entries):
