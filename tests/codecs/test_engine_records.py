@@ -219,6 +219,7 @@ def test_a_quantized_head_is_named_where_vllm_looks_for_it(
         ("olmo3", "does not know 'olmo3'"),
         ("glm4_moe", "no experts"),
         ("qwen3", None),
+        ("qwen3 in tq2_0", "has no TQ2_0"),
         ("cohere", None),
         ("gemma3_text", None),
         ("olmoe", None),
@@ -231,9 +232,11 @@ def test_the_plugin_for_gguf_reads_families_whose_values_are_the_models(kind: st
     )  # fmt: skip
     sizes = dict.fromkeys(names, 8)
     codec = CODECS["gguf"]
+    kind, _, scheme = kind.partition(" in ")
     facts = Facts(
-        family={"model_type": kind, **sizes}, layers=(layer_scheme("q8_0", codec),), experts=frozenset(),
-        section={}, nonlinear=False, transposed=False, wider=False, whole_experts=False, split=None,
+        family={"model_type": kind, **sizes}, layers=(layer_scheme(scheme or "q8_0", codec),),
+        experts=frozenset(), section={}, nonlinear=False, transposed=False, wider=False, whole_experts=False,
+        split=None,
     )  # fmt: skip
     found = [*codec.engines[VLLM](facts)]
     assert (found[0][0] is Loads.NO) == (why is not None)
