@@ -67,10 +67,12 @@ print(calls, len(before), sorted(compiled() - before))
 
 # Entry points of searches, and after the calls of ``warmup`` for them those that were not compiled.
 SEARCHES = """
+import pkgutil
 from zeropoint import warmup
-from zeropoint.kernels.cpu import search_entries as entries
-kernels = {name: value for name, value in vars(entries).items() if name.startswith("search_")}
-kernels = {name: value for name, value in kernels.items() if hasattr(value, "signatures")}
+from zeropoint.kernels.cpu import least_error as room
+names = "windows.searched_rows", "integer_scales.fitted_rows", "long_fits.long_fitted_slots"
+names += "affine_scales.affine_slots", "tried_scales.tried_slots"
+kernels = {name: pkgutil.resolve_name(f"{room.__name__}.{name}") for name in names}
 for name, call in warmup._searches():
     call()
 print(len(kernels), [name for name, value in kernels.items() if len(value.signatures) < 3])

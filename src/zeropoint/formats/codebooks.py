@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode
@@ -115,11 +115,6 @@ class CodebookFormat(Format):
         return max((b - a for a, b in pairwise(ordered)), default=Fraction(0))
 
     @property
-    def ceiling(self) -> Fraction:
-        """Largest value: larger numbers are clipped to it."""
-        return self.max
-
-    @property
     def exponents(self) -> tuple[int, ...] | None:
         """Rising exponents if all values are powers of two, else None."""
         if not all(math.frexp(value)[0] == 0.5 for value in self.values):
@@ -140,11 +135,6 @@ class CodebookFormat(Format):
     def boundary_error(self) -> float:
         """Largest error of a boundary, a midpoint rounded to float32."""
         return float(max(self.max, -self.min)) * 2.0**-24
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What tables have and other kinds have not."""
-        return {}
 
     def number(self, code: int) -> Number:
         """Return the value of a code."""

@@ -100,11 +100,6 @@ class FloatFormat(Format):
         return self.magnitude_bits + int(self.signed)
 
     @property
-    def code_count(self) -> int:
-        """Number of codes."""
-        return 1 << self.bits
-
-    @property
     def emin(self) -> int:
         """Exponent of the smallest normal value, which subnormals share."""
         return 1 - self.bias if self.subnormals else -self.bias
@@ -171,11 +166,6 @@ class FloatFormat(Format):
     def min(self) -> Fraction:
         """Smallest finite value."""
         return -self.max if self.signed else self.magnitude(0)
-
-    @property
-    def emax(self) -> int:
-        """Exponent of the largest finite value, ``floor(log2(max))``."""
-        return exponent_of(self.max)
 
     @property
     def smallest_normal(self) -> Fraction:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..errors import FormatError
 from .rounding import Number, Overflow, RoundingMode, round_fraction
-from .spec import Format, exponent_of, finite, past_the_ends
+from .spec import Format, finite, past_the_ends
 
 MAX_INT_BITS = 32
 
@@ -50,11 +50,6 @@ class IntFormat(Format):
             raise FormatError(f"fraction_bits (={self.fraction_bits}) must lie in 0..{self.bits - 1}")
 
     @property
-    def code_count(self) -> int:
-        """Number of codes."""
-        return 1 << self.bits
-
-    @property
     def qmin(self) -> int:
         """Smallest code, read as an integer."""
         return -(1 << (self.bits - 1)) if self.signed else 0
@@ -78,11 +73,6 @@ class IntFormat(Format):
     def min(self) -> Fraction:
         """Smallest value."""
         return self.qmin * self.step
-
-    @property
-    def emax(self) -> int:
-        """Exponent of the largest value, ``floor(log2(max))``."""
-        return exponent_of(self.max)
 
     @property
     def mantissa_bits(self) -> int:

@@ -63,11 +63,6 @@ class Format:
 
         @property
         @abstractmethod
-        def code_count(self) -> int:
-            """Number of codes with a meaning, which are 0 and on."""
-
-        @property
-        @abstractmethod
         def signed(self) -> bool:
             """Whether it has negative numbers."""
 
@@ -93,28 +88,33 @@ class Format:
 
         @property
         @abstractmethod
-        def ceiling(self) -> Fraction:
-            """Largest number that rounds to the largest value."""
-
-        @property
-        @abstractmethod
-        def emax(self) -> int:
-            """Exponent of the largest magnitude, ``floor(log2(max))``."""
-
-        @property
-        @abstractmethod
         def mantissa_bits(self) -> int:
             """Bits after the leading one in the largest value."""
 
         @property
         @abstractmethod
-        def facts(self) -> dict[str, Any]:
-            """What only its kind has, by name."""
-
-        @property
-        @abstractmethod
         def spelling(self) -> str:
             """Canonical text form, which :func:`zeropoint.formats.get_format` reads."""
+
+    @property
+    def code_count(self) -> int:
+        """Number of codes with a meaning, which are 0 and on."""
+        return 1 << self.bits
+
+    @property
+    def ceiling(self) -> Fraction:
+        """Largest number that rounds to the largest value."""
+        return self.max
+
+    @property
+    def emax(self) -> int:
+        """Exponent of the largest value, ``floor(log2(max))``."""
+        return exponent_of(self.max)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What only its kind has, by name."""
+        return {}
 
     @property
     def per_code(self) -> int:

@@ -50,11 +50,6 @@ class TableFormat(Format):
             raise FormatError(f"bits (={self.bits}) of a table must lie in 1..{_MOST_BITS}")
 
     @property
-    def code_count(self) -> int:
-        """Number of codes."""
-        return 1 << self.bits
-
-    @property
     def per_scale(self) -> int:
         """Numbers of a table, one for each code."""
         return self.code_count

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ..errors import FormatError
 from .codebooks import float32
 from .rounding import Number
-from .spec import Format, exponent_of
+from .spec import Format
 
 _MOST_VALUES, _MOST_ROWS = 16, 1 << 12
 _WORK = 1 << 18
@@ -117,19 +117,9 @@ class VectorFormat(Format):
         return Fraction(2 * reach * (1 + 2.0**-30))
 
     @property
-    def ceiling(self) -> Fraction:
-        """Largest number that is kept."""
-        return self.max
-
-    @property
     def boundary_error(self) -> float:
         """Excess distance of the chosen row over the nearest, from float64 rounding."""
         return float(self.max) * 2.0**-24
-
-    @property
-    def emax(self) -> int:
-        """Exponent of the largest magnitude."""
-        return exponent_of(self.max)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -31,6 +31,10 @@ class _OfFeatures(Accumulator):
                 "the accumulator the number of inputs of its layer"
             )
 
+    def measure(self, x: torch.Tensor) -> State:
+        """Return the state of one batch; ShapeError for other features."""
+        return self.update(self.start(), x)
+
     def vectors(self, x: torch.Tensor) -> tuple[torch.Tensor, State]:
         """Return the finite vectors of ``x``, (vectors, features), and state counts."""
         self.check(x)
@@ -86,11 +90,6 @@ class GramMatrix(_OfFeatures):
         """Return the Gram matrix of no vectors."""
         return {"gram": torch.zeros(self.features, self.features, dtype=torch.float64), **self.counts()}
 
-    def measure(self, x: torch.Tensor) -> State:
-        """Return one batch's Gram matrix; ShapeError for other features."""
-        rows, counts = self.vectors(x)
-        return {"gram": gram(rows), **counts}
-
     def update(self, state: State, x: torch.Tensor) -> State:
         """Return ``state`` after one more batch, added in order."""
         state = on_device(x.device, state)
@@ -118,11 +117,6 @@ class MeanSquare(_OfFeatures):
     def start(self) -> State:
         """Return sums over no vectors."""
         return {"squares": torch.zeros(self.features, dtype=torch.float64), **self.counts()}
-
-    def measure(self, x: torch.Tensor) -> State:
-        """Return the sums of one batch; ShapeError for other features."""
-        rows, counts = self.vectors(x)
-        return {"squares": squares(rows), **counts}
 
     def update(self, state: State, x: torch.Tensor) -> State:
         """Return ``state`` after one more batch, added in order."""

@@ -31,7 +31,7 @@ ROOMS = ("machine", "encode", "decode", "statistics", "linear")
 
 @pytest.mark.parametrize(
     "place",
-    ["ops/lowering.py", "kernels/cpu/entries.py", "kernels/cpu/encode/deep/new.py"]
+    ["ops/lowering.py", "kernels/cpu/encode/rows.py", "kernels/cpu/encode/deep/new.py"]
     + [f"kernels/cpu/{room}/__init__.py" for room in ROOMS],
 )
 def test_a_change_of_what_is_compiled_asks_for_another_folder(place: str, tmp_path: Path) -> None:

@@ -54,22 +54,9 @@ def three_bit_scale(x: torch.Tensor) -> Scaled:
     """Return Q3_K's scales and codes from -4 to 3, weighted by squares."""
     amax, value = largest(x)
     w = x * x
-    codes = nearest(over(-4.0, value) * x).clamp(-4, 3)
-    products, squares = total(w * x * codes), total(w * codes * codes)
-    for _ in range(_PASSES):
-        for i in range(len(x)):
-            left = products - w[i] * x[i] * codes[i]
-            rest = squares - w[i] * codes[i] * codes[i]
-            moved = nearest(x[i] * rest / left).clamp(-4, 3)
-            with_moved = left + w[i] * x[i] * moved
-            squares_moved = rest + w[i] * moved * moved
-            better = (left > 0) & (moved != codes[i]) & (squares_moved > 0)
-            better &= with_moved * with_moved * squares > products * products * squares_moved
-            codes[i] = torch.where(better, moved, codes[i])
-            products = torch.where(better, with_moved, products)
-            squares = torch.where(better, squares_moved, squares)
+    found = _moved(x, w, nearest(over(-4.0, value) * x).clamp(-4, 3), -4, 3)
     zeros = amax < LEAST
-    return Scaled(torch.where(zeros, 0.0, ratio(products, squares)), torch.where(zeros, -4, codes))
+    return Scaled(torch.where(zeros, 0.0, found.scale), torch.where(zeros, -4, found.codes))
 
 
 def positive_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Scaled:
@@ -87,23 +74,32 @@ def positive_scale(x: torch.Tensor, w: torch.Tensor, top: int) -> Scaled:
         tried = error(near, nearest(near * x).clamp(max=top))
         inverse = torch.where(tried < best, near, inverse)
         best = torch.where(tried < best, tried, best)
-    codes = nearest(inverse * x).clamp(max=top)
+    found = _moved(x, w, nearest(inverse * x).clamp(max=top), None, top)
+    zeros = high < LEAST
+    return Scaled(torch.where(zeros, 0.0, found.scale), torch.where(zeros, 0, found.codes))
+
+
+def _moved(x: torch.Tensor, w: torch.Tensor, codes: torch.Tensor, low: int | None, top: int) -> Scaled:
+    """Move one code after the other while that gains.
+
+    low, top: ends of the codes; without ``low``, a byte keeps them.
+    """
     products, squares = total(w * x * codes), total(w * codes * codes)
-    codes &= 0xFF  # a byte keeps them
+    kept = 0xFF if low is None else -1
+    codes &= kept
     for _ in range(_PASSES):
         for i in range(len(x)):
             left = products - w[i] * x[i] * codes[i]
             rest = squares - w[i] * codes[i] * codes[i]
-            moved = nearest(x[i] * rest / left).clamp(max=top)
+            moved = nearest(x[i] * rest / left).clamp(low, top)
             with_moved = left + w[i] * x[i] * moved
             squares_moved = rest + w[i] * moved * moved
-            better = (left > 0) & (rest > 0) & (moved != codes[i])
+            better = (left > 0) & (moved != codes[i]) & ((rest if low is None else squares_moved) > 0)
             better &= with_moved * with_moved * squares > products * products * squares_moved
-            codes[i] = torch.where(better, moved & 0xFF, codes[i])
+            codes[i] = torch.where(better, moved & kept, codes[i])
             products = torch.where(better, with_moved, products)
             squares = torch.where(better, squares_moved, squares)
-    zeros = high < LEAST
-    return Scaled(torch.where(zeros, 0.0, ratio(products, squares)), torch.where(zeros, 0, codes))
+    return Scaled(ratio(products, squares), codes)
 
 
 class Line(NamedTuple):

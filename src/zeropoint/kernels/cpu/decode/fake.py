@@ -7,9 +7,10 @@ import numpy as np
 from ....ops.lowering import Flag, Float32
 from ..encode.elements import INFINITE, MAGIC, encode, round_by_mode, round_tile, scale_tile
 from ..encode.rows import parameter_row
-from ..machine.descriptor import HALF_EVEN, INTEGER, ZERO_INSIDE, ZERO_NONE
+from ..machine.descriptor import HALF_EVEN, INTEGER, ZERO_INSIDE, ZERO_NONE, unpack
 from ..machine.intrinsics import and32, bits32, device, float32_of, scratch, stream_fence
 from ..machine.named_records import unpacker
+from ..machine.team import bundled
 from ..machine.tile import NOT_FINITE, TILE, clear, fetch_ahead, load, run_amax
 from .rows import decode, emit_values
 
@@ -85,14 +86,14 @@ class FakeQuantizeArrays(NamedTuple):
     out: Any
 
 
-@device
-def fake_quantize_rows(arrays: Any, desc: Any, first: Any, last: Any) -> None:
+@bundled
+def fake_quantize_rows(args: Any, first: Any, last: Any) -> None:
     """Fake-quantize rows ``first`` to ``last``: the values of dequantize(quantize(x)).
 
-    arrays: :class:`FakeQuantizeArrays`.
+    args: a descriptor, then :class:`FakeQuantizeArrays`.
     """
-    x, order, table, scales, multipliers, zeros, out = arrays
-    layout, element, _rule = desc
+    x, order, table, scales, multipliers, zeros, out = FakeQuantizeArrays(*args[1:])
+    layout, element, _rule = unpack(args[0])
     lossy = False
     for b in range(np.uint64(len(scales))):
         lossy |= scales[b] == INFINITE
@@ -194,14 +195,15 @@ class BackwardArrays(NamedTuple):
     out: Any
 
 
-@device
-def fake_quantize_backward_rows(arrays: Any, desc: Any, bounds: Any, first: Any, last: Any) -> None:
-    """Pass ``grad`` where the rounded ``x`` is within the codes, else 0.
+@bundled
+def fake_quantize_backward_rows(args: Any, first: Any, last: Any) -> None:
+    """Pass ``grad`` where the rounded ``x`` is within codes, else 0.
 
-    Rows ``first`` to ``last`` of :class:`BackwardArrays`. bounds: :class:`GradientBounds`.
+    It is the straight-through gradient. args: a descriptor, :class:`GradientBounds`,
+    :class:`BackwardArrays`.
     """
-    grad, x, scales, zeros, out = arrays
-    layout, element, _rule = desc
+    grad, x, scales, zeros, out = BackwardArrays(*args[2:])
+    (layout, element, _rule), bounds = unpack(args[0]), unpack_bounds(args[1])
     step = np.uint64(TILE)
     tile, factors, offsets = (scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32))
     slope = scratch(TILE, np.float32)

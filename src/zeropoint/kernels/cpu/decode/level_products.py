@@ -12,6 +12,7 @@ from ....ops.lowering import Float32, UInt8, UInt64
 from ..machine.descriptor import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, unpack
 from ..machine.intrinsics import device, float32_of, scratch, shl32, widen_half
 from ..machine.named_records import unpacker
+from ..machine.team import over_rows
 from ..machine.tile import FEW, TILE, spread
 from .rows import DequantizeArrays, dequantize_rows
 
@@ -91,7 +92,7 @@ def _products(levels: Any, kinds: Any, out: Any, origin: Any, first: Any, last: 
                 out[to + b] *= factors[b]
 
 
-@device
+@over_rows
 def level_products(levels: Any, kinds: Any, out: Any, first: Any, last: Any) -> None:
     """Write the products of the blocks in coarse blocks ``first`` to ``last``.
 
@@ -100,7 +101,7 @@ def level_products(levels: Any, kinds: Any, out: Any, first: Any, last: Any) -> 
     _products(LevelPairArrays(*levels), unpack_kinds(kinds), out, _ZERO, first, last)
 
 
-@device
+@over_rows
 def level_rows(
     source: Any, desc: Any, table: Any, levels: Any, kinds: Any, out: Any, first: Any, last: Any
 ) -> None:

@@ -11,6 +11,7 @@ from ..machine.descriptor import LONGEST_CODE
 from ..machine.intrinsics import bits32, device, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
+from ..machine.team import over_rows
 from ..machine.tile import TILE, spread
 from ..machine.vector import HALF, WHOLE, floats_of, load_lanes, load_nibbles, store_lanes
 from .rows import emit_values
@@ -139,7 +140,7 @@ def _pick_digits(
         put_picked(out, at + i, values, values, load_lanes(digits, i), False)
 
 
-@device
+@over_rows
 def lookup_rows(source: Any, sizes: Any, tables: Any, factors: Any, out: Any, first: Any, last: Any) -> None:
     """Decode rows by ``tables[table of b, code, j] * factors[b]``, in float32.
 

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..encode.block_scales import combined, minifloat_value
-from ..encode.rows import parameter_row
-from ..machine.descriptor import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE, ZERO_OF_PRODUCT
+from ..encode.rows import parameter_row, tile_span
+from ..encode.steps import StepFactors
+from ..machine.descriptor import CODEBOOK, FLOAT, GIVEN, INTEGER, POWER, ZERO_NONE, ZERO_OF_PRODUCT, unpack
 from ..machine.emit import stream_floats
 from ..machine.intrinsics import (
     bits32,
@@ -21,12 +22,12 @@ from ..machine.intrinsics import (
     stream_fence,
 )
 from ..machine.pack import load_codes
+from ..machine.team import bundled
 from ..machine.tile import BFLOAT16, TILE, clear, factor_cut, fetch_ahead, spread
 from ..machine.vector import WHOLE
 from .steps import (
     PAIRS,
     PackedSteps,
-    StepScales,
     ValueTarget,
     can_decode_steps,
     decode_steps,
@@ -218,15 +219,13 @@ def dequantize_rows(arrays: Any, desc: Any, origin: Any, stream: Any, first: Any
     power = rule.how == POWER and element.kind != CODEBOOK and element.mantissa <= np.uint32(7)
     clear(zero_points)
     narrow_codes = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
-    fit = max(step // layout.block, np.uint64(1))
-    fit = fit // np.uint64(8) * np.uint64(8) if fit >= np.uint64(8) else fit
     for r in range(rows):
         at = (first + r - origin) * layout.cols
         end = at + width
         block_at = parameter_row(layout, first + r)
         byte_at = (first + r) * layout.row_bytes
         while at < end:
-            span = min(end - at, fit * layout.block)
+            span = tile_span(layout.block, end - at)
             blocks = (span + layout.block - np.uint64(1)) // layout.block
             stored_scales(rule, scales, scale_codes, block_at, blocks, per_block)
             safe = layout.kind == BFLOAT16 and normal_products(element, per_block, blocks)
@@ -248,7 +247,7 @@ def dequantize_rows(arrays: Any, desc: Any, origin: Any, stream: Any, first: Any
                     if narrow_codes:
                         load_codes(source, byte_at, n, layout.bits, codes)
                     steps = PackedSteps(source, byte_at, n, layout.bits, codes, n)
-                    scales_of_steps = StepScales(own, own_zeros, shift)
+                    scales_of_steps = StepFactors(own, own_zeros, shift, False)
                     target = ValueTarget(out, at + chunk, stream, exact)
                     stepped = decode_steps(steps, element, table, scales_of_steps, target, safe)
                 if not stepped:
@@ -266,3 +265,9 @@ def dequantize_rows(arrays: Any, desc: Any, origin: Any, stream: Any, first: Any
             block_at += blocks
     if stream:
         stream_fence()
+
+
+@bundled
+def dequantize(args: Any, first: Any, last: Any) -> None:
+    """Dequantize rows: a descriptor, then :class:`DequantizeArrays`."""
+    dequantize_rows(DequantizeArrays(*args[1:]), unpack(args[0]), np.uint64(0), True, first, last)

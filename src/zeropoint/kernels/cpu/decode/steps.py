@@ -86,14 +86,6 @@ class PackedSteps(NamedTuple):
     ahead: Any
 
 
-class StepScales(NamedTuple):
-    """Factors and zero points: element i has block ``i >> shift``'s."""
-
-    factors: Any
-    zeros: Any
-    shift: Any
-
-
 class ValueTarget(NamedTuple):
     """Place of values, ``out[at:]``.
 
@@ -265,7 +257,7 @@ def _moved(values: Any, factor: Any, zero: Any, element: Any) -> Any:
 def decode_by_table(source: Any, element: Any, table: Any, blocks: Any, target: Any) -> None:
     """Write :func:`_moved` values of codes of up to 4 bits."""
     run, count = v.WHOLE, source.count
-    factors, zeros, shift = blocks
+    factors, zeros, shift, _inverted = blocks
     if shift >= np.uint64(5):
         run = count if shift >= np.uint64(63) else np.uint64(1) << shift
     values = v.load_lanes(table, np.uint64(0))
@@ -339,8 +331,8 @@ def decode_fields(source: Any, element: Any, table: Any, blocks: Any, target: An
 def decode_steps(source: Any, element: Any, table: Any, blocks: Any, target: Any, safe: Any) -> Any:
     """Write the values of codes; False when some code is no number.
 
-    source: :class:`PackedSteps`. blocks: :class:`StepScales`. target: :class:`ValueTarget`. safe: whether
-    products with factors are normal numbers.
+    source: :class:`PackedSteps`. blocks: :class:`..encode.steps.StepFactors`. target: :class:`ValueTarget`.
+    safe: whether products with factors are normal numbers.
     """
     out, at, exact, shift = target.out, target.at, target.exact, blocks.shift
     small = source.bits <= TABLE_BITS

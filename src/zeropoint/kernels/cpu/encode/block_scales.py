@@ -173,7 +173,7 @@ def _codes(x: Any, rule: Any) -> Any:
 
 
 @inlined
-def _values(codes: Any, rule: Any) -> Any:
+def minifloat_values(codes: Any, rule: Any) -> Any:
     """Return the values of 16 codes of numbers; see :func:`minifloat_value`."""
     one, mantissa = v.words_of(np.uint32(1)), v.words_of(rule.mantissa)
     e = v.larger_bits(codes >> mantissa, one) - one
@@ -217,7 +217,7 @@ def _minifloat_scales(amax: Any, count: Any, rule: Any, at: Any, codes: Any, fac
         found = v.load_lanes(amax, first) if blocks == v.HALF else v.load_lanes(room, np.uint64(0))
         relative = _relative(v.values_of(found), rule)
         code = _codes(v.larger(relative, v.floats_of(rule.least)), rule)
-        value, some = _values(code, rule), v.above(relative, zero)
+        value, some = minifloat_values(code, rule), v.above(relative, zero)
         usable = some & v.above(value, zero)
         code = _chosen(usable, code, _chosen(some, v.words_of(zero_code), v.words_of(empty_code)))
         other = _chosen(

@@ -15,6 +15,7 @@ from ..machine import vector as v
 from ..machine.intrinsics import bits32, device, float32_of, scratch
 from ..machine.named_records import unpacker
 from ..machine.reductions import largest_lane, largest_signed_lane, smallest_signed_lane
+from ..machine.team import bundled, over_rows
 from ..machine.tile import NOT_FINITE, TILE, load
 from .block_numbers import (
     LANES,
@@ -264,14 +265,15 @@ class ChainedArrays(NamedTuple):
     out: Any
 
 
-@device
-def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
+@bundled
+def chained_rows(args: Any, first: Any, last: Any) -> Any:
     """Quantize rows ``first`` to ``last``, whole blocks, choosing levels in passing.
 
-    arrays: :class:`ChainedArrays`. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two the bytes mean
-    nothing.
+    args: a descriptor, then :class:`ChainedArrays`. Returns OK, BAD_VALUE or BAD_SCALE; after the latter two
+    the bytes mean nothing.
     """
-    x, order, of_levels, zeros, out = arrays
+    x, order, of_levels, zeros, out = ChainedArrays(*args[1:])
+    desc = k.unpack(args[0])
     layout, element, _rule = desc
     levels = LevelArrays(*of_levels)
     chain = unpack_chain(levels.chain)
@@ -324,7 +326,7 @@ def chained_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
     return state
 
 
-@device
+@over_rows
 def stored_rows(numbers: Any, of_levels: Any, center: Any, width: Any, first: Any, last: Any) -> Any:
     """Store block scales minus their center, level by level.
 

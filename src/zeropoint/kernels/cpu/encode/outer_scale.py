@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 
 from ....ops.lowering import OuterRule
-from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
-from ..machine.intrinsics import device, float32_of, scratch
+from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK, set_coarse, unpack
+from ..machine.intrinsics import device, float32_of, kernel, scratch
 from ..machine.named_records import unpacker
+from ..machine.team import over_rows
 from ..machine.tile import NOT_FINITE, block_amax
 from .block_scales import rounded
 
@@ -16,9 +17,10 @@ LEAST = np.float64(2.0**-126)
 unpack_outer = unpacker(OuterRule)
 
 
-@device
-def largest_bits_of_rows(x: Any, layout: Any, first: Any, last: Any) -> Any:
+@over_rows
+def largest_bits_of_rows(x: Any, desc: Any, first: Any, last: Any) -> Any:
     """Largest magnitude of rows as float32 bits; NaN and Inf win."""
+    layout = unpack(desc).layout
     found, count = scratch(1, np.uint32), (last - first) * layout.cols
     block_amax(x, first * layout.cols, count, count, layout.kind, found)
     return found[0]
@@ -42,3 +44,12 @@ def outer_scale(bits: Any, rule: Any) -> Any:
     ideal = rounded(amax / rule.divisor, rule.narrow)
     fits = np.float64(ideal) * np.float64(scale) <= rule.fits
     return scale, OK if fits else BAD_SCALE
+
+
+@kernel
+def choose_outer(bits: Any, rule: Any, desc: Any, out: Any) -> Any:
+    """Write a tensor's scale to ``out`` and to a descriptor; see :func:`outer_scale`."""
+    scale, state = outer_scale(np.uint32(bits), unpack_outer(rule))
+    out[0] = scale
+    set_coarse(desc, scale)
+    return state

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import Float32, Int32, UInt8, UInt32, UInt64
-from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
+from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK, unpack
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32, shr32
 from ..machine.named_records import unpacker
+from ..machine.team import bundled
 from ..machine.tile import FEW, FLOAT32, NOT_FINITE, block_amax, spread
 from .power_steps import power_steps
 from .rows import QuantizeArrays, amax_rows, quantize_rows
@@ -50,14 +51,14 @@ class Powers(NamedTuple):
     outer_code: UInt8
     outer_step: UInt8
     unit: Float32
-    top_code: UInt32
-    sign_place: UInt32
-    places: Int32
-    calm: Int32
-    pair_base: UInt32
-    pair_flip: UInt32
-    zero_pair: UInt32
     limits: Any
+    top_code: UInt32 = 0
+    sign_place: UInt32 = 0
+    places: Int32 = 0
+    calm: Int32 = 0
+    pair_base: UInt32 = 0
+    pair_flip: UInt32 = 0
+    zero_pair: UInt32 = 0
 
 
 unpack_powers = unpacker(Powers)
@@ -126,16 +127,17 @@ class PowerArrays(NamedTuple):
     out: Any
 
 
-@device
-def power_level_rows(arrays: Any, desc: Any, packed: Any, first: Any, last: Any) -> Any:
+@bundled
+def power_level_rows(args: Any, first: Any, last: Any) -> Any:
     """Write both levels of rows, and codes unless ``out`` is empty.
 
-    A few of the rows ``first`` to ``last`` at a time. desc: under given scales. packed: :class:`Powers`. Rows
-    are whole coarse blocks, and have at most FEW values. Returns OK, BAD_VALUE or BAD_SCALE; after the latter
-    two what was written means nothing.
+    A few of the rows ``first`` to ``last`` at a time. args: a descriptor of given scales, :class:`Powers`,
+    :class:`PowerArrays`. Rows are whole coarse blocks, and have at most FEW values. Returns OK, BAD_VALUE or
+    BAD_SCALE; after the latter two what was written means nothing.
     """
-    x, order, limits, fine, coarse, out = arrays
-    layout, powers = desc.layout, unpack_powers(packed, limits=limits)
+    x, order, limits, fine, coarse, out = PowerArrays(*args[2:])
+    desc, powers = unpack(args[0]), unpack_powers(args[1], limits=limits)
+    layout = desc.layout
     amax, factors, nothing = scratch(FEW, np.float32), scratch(FEW, np.float32), scratch(1, np.float32)
     none, step, width = scratch(1, np.uint8), np.uint64(FEW) // layout.cols, layout.row_blocks
     for r in range(first, last, step):

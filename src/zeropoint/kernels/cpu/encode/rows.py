@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..machine.descriptor import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE
+from ..machine.descriptor import AFFINE, BAD_VALUE, GIVEN, MULTIPLY, OK, ZERO_NONE, unpack
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import bits32, device, inlined, scratch
+from ..machine.team import bundled, over_rows
 from ..machine.tile import NOT_FINITE, TILE, block_amax, factor_cut, fetch_ahead, load, run_extremes, spread
 from ..machine.vector import WHOLE
 from .block_scales import BlockFactors, BlockStatistics, ScaleArrays, block_scales
@@ -201,6 +202,12 @@ def quantize_rows(arrays: Any, desc: Any, first: Any, last: Any) -> Any:
     return BAD_VALUE if worst >= NOT_FINITE else state
 
 
+@bundled
+def quantize(args: Any, first: Any, last: Any) -> Any:
+    """Quantize rows: a descriptor, then :class:`QuantizeArrays`."""
+    return quantize_rows(QuantizeArrays(*args[1:]), unpack(args[0]), first, last)
+
+
 @device
 def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
     """Largest magnitude of each block of rows; NaN and Inf win."""
@@ -209,9 +216,16 @@ def amax_rows(x: Any, layout: Any, out: Any, first: Any, last: Any) -> None:
         block_amax(x, r * layout.cols, layout.cols, layout.block, layout.kind, found[r * width :])
 
 
-@device
-def range_rows(x: Any, layout: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+@over_rows
+def amax(x: Any, desc: Any, out: Any, first: Any, last: Any) -> None:
+    """Find the largest magnitudes of blocks."""
+    amax_rows(x, unpack(desc).layout, out, first, last)
+
+
+@over_rows
+def range_rows(x: Any, desc: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
     """Extremes of each block; NaN sorts past infinity, by its sign bit."""
+    layout = unpack(desc).layout
     for r in range(first, last):
         for b in range(layout.row_blocks):
             at = r * layout.cols + b * layout.block

@@ -164,7 +164,5 @@ def put_words(x: Any, a: Any, b: Any, i: Any, target: Any) -> None:
     """Write codes of step ``i``, low bits of vectors in ``x``'s order."""
     if is_bfloat16(x) and target.bits == np.uint64(4):
         v.store_nibble_pairs(target.out, target.byte_at + i // np.uint64(2), a, b)
-    elif is_bfloat16(x) and target.bits == np.uint64(2):
-        v.store_pairs_of_bits_of_words(target.out, target.byte_at + i // np.uint64(4), a, b)
     else:
         put(octets_in_order(x, a, b), i, target)

@@ -14,6 +14,7 @@ from ..machine.lookup import count_floats_above, count_halves_above
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
 from ..machine.reductions import largest_lane
+from ..machine.team import over_rows
 from ..machine.tile import NOT_FINITE, TILE, load, magnitudes_at, widen_magnitude
 from .group_extremes import half_keys, keys_of
 from .step_access import Elements, StepTarget, is_stored, put
@@ -127,7 +128,7 @@ def _count_tile(x: Any, at: Any, n: Any, kind: Any, boundaries: Any, tile: Any, 
     return most
 
 
-@device
+@over_rows
 def table_rows(x: Any, sizes: Any, boundaries: Any, out: Any, first: Any, last: Any) -> Any:
     """Count boundaries of its block below each number: codes of rows.
 
@@ -164,7 +165,7 @@ def table_rows(x: Any, sizes: Any, boundaries: Any, out: Any, first: Any, last: 
     return BAD_VALUE if worst >= NOT_FINITE else OK
 
 
-@device
+@over_rows
 def digit_rows(source: Any, sizes: Any, out: Any, first: Any, last: Any) -> None:
     """Join packed digits of rows ``first`` to ``last`` to bytes, highest first.
 

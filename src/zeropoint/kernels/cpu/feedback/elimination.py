@@ -14,6 +14,7 @@ import numpy as np
 from ....ops.lowering import UInt64
 from ..machine.intrinsics import device, scratch
 from ..machine.named_records import unpacker
+from ..machine.team import over_rows
 from ..machine.vector import doubles_of, load_lanes, store_lanes
 from .register_tiles import HIGH, WIDE, add_products
 
@@ -37,7 +38,7 @@ class EliminatedBlock(NamedTuple):
 unpack_block = unpacker(EliminatedBlock)
 
 
-@device
+@over_rows
 def factor_diagonal(h: Any, sizes: Any, d: Any, corner: Any, first: Any, last: Any) -> Any:
     """Eliminate a block in its rows; 0, or failed pivot plus one.
 
@@ -63,7 +64,7 @@ def factor_diagonal(h: Any, sizes: Any, d: Any, corner: Any, first: Any, last: A
     return ZERO
 
 
-@device
+@over_rows
 def factor_rows(
     h: Any, sizes: Any, d: Any, corner: Any, minus: Any, kept: Any, first: Any, last: Any
 ) -> None:
@@ -103,7 +104,7 @@ def _subtract_rows(h: Any, pitch: Any, end: Any, steps: Any, minus: Any, kept: A
             add_products((h, row * pitch + column, pitch), (minus, row * _BLOCK), (kept, b), steps)
 
 
-@device
+@over_rows
 def factor_rest(h: Any, sizes: Any, minus: Any, kept: Any, first: Any, last: Any) -> None:
     """Eliminate a block's columns from what is left of the matrix.
 

@@ -14,6 +14,7 @@ import numpy as np
 from ....ops.lowering import Flag, Float32, UInt8, UInt64
 from ..machine.intrinsics import bits32, device, float32_of, scratch
 from ..machine.named_records import unpacker
+from ..machine.team import over_rows
 from ..machine.tile import TILE, load
 from .register_tiles import HIGH, PANEL, add_float32_sums
 
@@ -66,7 +67,7 @@ def _round_tile(tile: Any, factor: Any) -> None:
         tile[i] = near if abs(value) >= TINY else np.float32(0)
 
 
-@device
+@over_rows
 def pack_columns(x: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
     """Pack chunks ``first`` to ``last`` of tokens.
 
@@ -90,7 +91,7 @@ def pack_columns(x: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None
                         packed[at + i] = tile[p * _PANEL + i]
 
 
-@device
+@over_rows
 def add_tiles(x: Any, y: Any, sizes: Any, places: Any, sums: Any, first: Any, last: Any) -> None:
     """Add products of packed tokens to tiles ``first`` to ``last``.
 
@@ -113,7 +114,7 @@ def add_tiles(x: Any, y: Any, sizes: Any, places: Any, sums: Any, first: Any, la
                     add_float32_sums((sums, row * pitch + panel * _PANEL, pitch), (x, a), (y, b), steps)
 
 
-@device
+@over_rows
 def mirror(sums: Any, panels: Any, first: Any, last: Any) -> None:
     """Copy a square matrix's upper half to the lower, by row panels."""
     pitch = panels * _PANEL

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba import types
 
-from ..linear.panels import spread
 from ..linear.products import add_product
 from ..machine.compilers import x86_has
 from ..machine.intrinsics import ANY, F32, F64, I64, INDEX, address, instruction, load_from, store_at, tools
+from ..machine.vector import in_all_lanes
 
 HIGH = 8
 """Rows of a tile."""
@@ -81,7 +81,7 @@ class _Tile:
             lanes = [load_from(builder, wide.array, place, self.kind, 4) for place in places]
             for r, row in enumerate(totals):
                 place = address(builder, high.array, builder.add(a, I64(r)), self.lane)
-                numbers = spread(builder, builder.load(place), self.kind)
+                numbers = in_all_lanes(builder, builder.load(place), self.kind)
                 for vector, total in zip(lanes, row, strict=True):
                     builder.store(add(builder, builder.load(total), numbers, vector), total)
 

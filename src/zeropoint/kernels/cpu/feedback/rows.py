@@ -12,6 +12,7 @@ import numpy as np
 from ....ops.lowering import Flag, UInt64
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.named_records import unpacker
+from ..machine.team import bundled, over_rows
 from ..machine.vector import doubles_of, load_lanes, store_lanes
 from .register_tiles import HIGH, WIDE, add_products
 
@@ -145,7 +146,7 @@ def _round(numbers: Any, at: Any, rounding: Any, panel: Any, column: Any, out: A
             out[to + i] = (levels[i] - zeros[own + i]) * scales[own + i] + offsets[own + i]
 
 
-@device
+@over_rows
 def pack_rows(m: Any, sizes: Any, packed: Any, first: Any, last: Any) -> None:
     """Pack column tiles of a block of rows; zeros behind the last.
 
@@ -201,12 +202,21 @@ def _feed_panel(panel: Any, block: Any, arrays: Any, rounding: Any, errors: Any,
                 store_lanes(numbers, to, load_lanes(numbers, to) + more)
 
 
-@device
-def feed_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> None:
+@inlined
+def _rounding_of(record: Any, tables: Any) -> Any:
+    levels, bounds, scales, offsets, zeros, block_of = tables
+    return unpack_rounding(
+        record, levels=levels, bounds=bounds, scales=scales, offsets=offsets, zeros=zeros, block_of=block_of
+    )
+
+
+@bundled
+def feed_rows(args: Any, first: Any, last: Any) -> None:
     """Process a column block of panels, and add errors to columns behind.
 
-    arrays: :class:`FeedArrays`. rounding: :class:`GridRounding`. block: :class:`ColumnBlock`.
+    args: :class:`ColumnBlock`, :class:`GridRounding` and its arrays, :class:`FeedArrays`.
     """
+    block, rounding, arrays = unpack_columns(args[0]), _rounding_of(args[1], args[2]), FeedArrays(*args[3:])
     errors = scratch(_ERRORS, np.float64)
     pitch, steps, size = block.pitch * _WIDE, block.end - block.begin, _BLOCK * _WIDE
     behind, tiles = (block.end + _HIGH - ONE) // _HIGH, block.pitch // _HIGH
@@ -249,12 +259,13 @@ def _move_panel(panel: Any, block: Any, arrays: Any, rounding: Any, moves: Any, 
     return moved
 
 
-@device
-def move_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> None:
+@bundled
+def move_rows(args: Any, first: Any, last: Any) -> None:
     """Move values of a column block of panels towards less error.
 
-    arrays: :class:`MoveArrays`. rounding: :class:`GridRounding`. block: :class:`ColumnBlock`.
+    args: :class:`ColumnBlock`, :class:`GridRounding` and its arrays, :class:`MoveArrays`.
     """
+    block, rounding, arrays = unpack_columns(args[0]), _rounding_of(args[1], args[2]), MoveArrays(*args[3:])
     products, packed = arrays.products, arrays.packed
     moves = scratch(_MOVES, np.float64)
     begin, end, pitch = block.begin // _HIGH, (block.end + _HIGH - ONE) // _HIGH, block.pitch * _WIDE
@@ -270,7 +281,7 @@ def move_rows(arrays: Any, rounding: Any, block: Any, first: Any, last: Any) -> 
                 _add_block(products, p, pitch, packed, moves, ZERO, tile, steps)
 
 
-@device
+@over_rows
 def add_errors(
     weight: Any, values: Any, packed: Any, sizes: Any, products: Any, first: Any, last: Any
 ) -> None:

@@ -23,9 +23,8 @@ from ....params.effective import effective_offset, effective_scale, over_recipro
 from ....params.stored import IEEE, load_scale
 from ....params.tensors import Params, require_parameters, zero_point_of
 from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
-from .. import entries
 from ..decode.fake import GradientBounds
-from ..decode.level_products import POWERS, TABLE, TWO_VALUES, LevelPairKinds
+from ..decode.level_products import POWERS, TABLE, TWO_VALUES, LevelPairKinds, level_products
 from ..machine.descriptor import Descriptor, RowLayout
 from ..machine.named_records import pack
 from ..statistics.error_sums import ClipExtent
@@ -177,7 +176,7 @@ def _products(
     out = torch.empty(grid, dtype=torch.float32, device="cpu")
     fine, coarse = (flat_array(tensor).view(np.uint8) for tensor in tensors[:LEVEL_PAIR])
     args = (fine, coarse, found.tables), pack(found.kinds), flat_array(out)
-    share(entries.products_of_levels, args, found.coarse, out.numel())
+    share(level_products, args, found.coarse, out.numel())
     return out
 
 

@@ -21,12 +21,12 @@ from ....ops.reference_backend import Codes, filled
 from ....ops.registry import Request
 from ....ops.threads import share
 from ....params.tensors import Params, parameter_tensors
-from ..block_entries import round_plain, row_squares, search_minima, search_plain, search_signed
 from ..least_error import plain
+from ..least_error.extreme_scales import rounded_rows
 from ..least_error.line_search import Tries
-from ..least_error.minima import CLAMPED, NIBBLES, OVERLAID, MinimaKind
+from ..least_error.minima import CLAMPED, NIBBLES, OVERLAID, MinimaKind, minima_rows
 from ..least_error.plain import PlainKind
-from ..least_error.signed import SignedKind
+from ..least_error.signed import SignedKind, signed_rows
 from ..machine.descriptor import OK
 from ..machine.named_records import pack
 from . import memory
@@ -125,11 +125,11 @@ class SearchKernel:
         if rounded:
             own = x.detach() if x.dtype in KINDS else x.detach().to(torch.float32)
             given = flat_array(own), KINDS[own.dtype], sizes, flat_array(data), *outputs
-            return share(round_plain, given, count, x.numel())
+            return share(rounded_rows, given, count, x.numel())
         rows = x.detach().to(torch.float32).reshape(-1, x.shape[-1])
         means = _row_means(rows) if weighted and kind != plain.TABLE else NO_FLOATS
         args = flat_array(rows), weights, means, sizes, flat_array(data).view(np.uint32), *outputs
-        return share(search_plain, args, count, x.numel())
+        return share(plain.plain_rows, args, count, x.numel())
 
     def _call(self, *, weighted: bool) -> Call:
         """Return the kernel for the type, and its options."""
@@ -137,7 +137,7 @@ class SearchKernel:
         assert name is not None
         columns, bits = self._request.shape[-1], self._request.scheme.bits
         if name in _SIGNED:
-            return search_signed, (pack(SignedKind(bits=bits, columns=columns, weighted=weighted)),)
+            return signed_rows, (pack(SignedKind(bits=bits, columns=columns, weighted=weighted)),)
         kind, stored = _MINIMA[name]
         line = IMPORTANT._replace(top=kind.line.top) if weighted else kind.line
         tries = Tries(
@@ -153,7 +153,7 @@ class SearchKernel:
             weighted=weighted,
             bits=bits,
         )
-        return search_minima, (pack(found),)
+        return minima_rows, (pack(found),)
 
 
 def _is_rounded(kind: Any, importance: torch.Tensor | None) -> bool:
@@ -167,7 +167,7 @@ def _row_means(rows: torch.Tensor) -> Any:
     """Mean square of each row, squares added in order in float32."""
     count, columns = rows.shape
     sums = np.empty(count, np.float32)
-    share(row_squares, (flat_array(rows), np.uint64(columns), sums), count, rows.numel())
+    share(plain.square_rows, (flat_array(rows), np.uint64(columns), sums), count, rows.numel())
     return sums / np.float32(columns)
 
 

@@ -24,12 +24,17 @@ from ....ops.lowering_refusals import rule_refusal
 from ....ops.threads import WORTH_A_THREAD, parts_for, share
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Granularity, Scheme
-from .. import entries, level_entries
-from ..decode.fake import BackwardArrays, FakeQuantizeArrays
-from ..decode.level_products import LevelPairArrays
-from ..decode.rows import DequantizeArrays
+from ..decode.fake import (
+    BackwardArrays,
+    FakeQuantizeArrays,
+    fake_quantize_backward_rows,
+    fake_quantize_rows,
+)
+from ..decode.level_products import LevelPairArrays, level_rows
+from ..decode.rows import DequantizeArrays, dequantize
 from ..encode.boundaries import ROOM
-from ..encode.rows import QuantizeArrays
+from ..encode.outer_scale import choose_outer, largest_bits_of_rows
+from ..encode.rows import QuantizeArrays, quantize
 from ..machine import descriptor as k
 from ..machine.descriptor import Descriptor, with_coarse
 from ..machine.named_records import pack
@@ -96,7 +101,7 @@ class GivenCall:
             return
         target = flat_bytes(data, self._bytes)
         arrays = QuantizeArrays(flat_array(x), self.order, factors, NO_BYTES, zeros, target, NO_BYTES)
-        if share(entries.quantize, (self.descriptor, *arrays), self.rows, self.count) == k.BAD_VALUE:
+        if share(quantize, (self.descriptor, *arrays), self.rows, self.count) == k.BAD_VALUE:
             reference.require_finite(x)
 
     def dequantize(
@@ -115,7 +120,7 @@ class GivenCall:
             zeros=zeros,
             out=flat_array(out),
         )
-        share(entries.dequantize, (descriptor, *arrays), self.rows, self.count)
+        share(dequantize, (descriptor, *arrays), self.rows, self.count)
 
     def fake_quantize(
         self, x: torch.Tensor, divisors: Any, multipliers: Any, zeros: Any, out: torch.Tensor
@@ -132,7 +137,7 @@ class GivenCall:
             zeros=zeros,
             out=flat_array(out),
         )
-        share(entries.fake_quantize, (self.descriptor, *arrays), self.rows, self.count)
+        share(fake_quantize_rows, (self.descriptor, *arrays), self.rows, self.count)
 
     def fake_quantize_backward(
         self, grad: torch.Tensor, x: torch.Tensor, bounds: Any, factors: Any, zeros: Any, out: torch.Tensor
@@ -143,7 +148,7 @@ class GivenCall:
         arrays = BackwardArrays(
             grad=flat_array(grad), x=flat_array(x), divisors=factors, zeros=zeros, out=flat_array(out)
         )
-        share(entries.fake_quantize_backward, (self.descriptor, bounds, *arrays), self.rows, self.count)
+        share(fake_quantize_backward_rows, (self.descriptor, bounds, *arrays), self.rows, self.count)
 
 
 given_call = functools.lru_cache(maxsize=1024)(GivenCall)
@@ -162,7 +167,7 @@ class LevelsCall:
         call, (fine, coarse) = self._call, (flat_array(level).view(np.uint8) for level in params)
         levels = LevelPairArrays(fine=fine, coarse=coarse, tables=self._tables)
         args = call.codes_in(data), call.descriptor, call.table, (*levels,), self._kinds, flat_array(out)
-        share(level_entries.dequantize_levels, args, call.rows, call.count)
+        share(level_rows, args, call.rows, call.count)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -235,8 +240,8 @@ class OnePass:
         descriptor = self._descriptor if coarse is None else with_coarse(self._descriptor, coarse)
         if self._outer is not None and coarse is None:
             descriptor = descriptor.copy()
-            bits = share(entries.largest_bits, (source, descriptor), self._rows, self._count)
-            state: int = entries.choose_outer(bits, self._outer, descriptor, flat_array(params[1]))
+            bits = share(largest_bits_of_rows, (source, descriptor), self._rows, self._count)
+            state: int = choose_outer(bits, self._outer, descriptor, flat_array(params[1]))
             if state != k.OK:
                 return state
         if self._searched is not None:
@@ -248,7 +253,7 @@ class OnePass:
             return state
         kept = self._take_tables()
         arrays = QuantizeArrays(source, self._order, scales, codes, zeros, target, kept)
-        state = share(entries.quantize, (descriptor, *arrays), self._rows, self._count)
+        state = share(quantize, (descriptor, *arrays), self._rows, self._count)
         if self._tables is not None and kept is not NO_BYTES:
             self._tables.append(kept)
         memory.store(params)

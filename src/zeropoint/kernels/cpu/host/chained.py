@@ -36,8 +36,15 @@ from ....params.tensors import Params, parameter_tensors
 from ....schemes import Granularity, ScaleLevel, Scheme, ZeroPoint
 from ....schemes.dialects import SmallScales
 from ....schemes.scale_rules import Pick, Store
-from .. import entries, level_entries
-from ..encode.chained_rows import BLOCKS, LEVELS, RUN, ChainedArrays, LevelArrays
+from ..encode.chained_rows import (
+    BLOCKS,
+    LEVELS,
+    RUN,
+    ChainedArrays,
+    LevelArrays,
+    chained_rows,
+    stored_rows,
+)
 from ..machine import descriptor as k
 from ..machine.descriptor import Descriptor
 from ..machine.named_records import pack
@@ -135,7 +142,7 @@ class FusedCall:
             zeros=zeros,
             out=flat_array(data),
         )
-        state = share(entries.quantize_chained, (self._descriptor, *arrays), self._rows, x.numel())
+        state = share(chained_rows, (self._descriptor, *arrays), self._rows, x.numel())
         if self._zeroed:
             params[-1].view(-1).copy_(torch.from_numpy(zeros))
         return state
@@ -231,7 +238,7 @@ class LateCall:
         levels = self._records.arguments(params[:-1])
         args = numbers, levels, center, np.uint64(self._width)
         runs = -(-numbers.size // self._width)
-        return share(level_entries.store_levels, args, runs, numbers.size * _WORK)
+        return share(stored_rows, args, runs, numbers.size * _WORK)
 
 
 @functools.lru_cache(maxsize=1024)

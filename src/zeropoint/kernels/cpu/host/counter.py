@@ -12,10 +12,10 @@ import torch
 from ....layout.runs import Runs
 from ....ops.registry import Extremes
 from ....ops.threads import parts_for, share, thread_count
-from .. import count_entries as entries
 from ..machine.intrinsics import LINE
 from ..machine.named_records import pack
 from ..machine.vector import HALF
+from ..statistics import column_sums, count, sums
 from ..statistics.count import ENDS, FRACTION_BITS, LANES, RunShape
 from ..statistics.sums import LIMBS
 from .arrays import flat_array
@@ -35,9 +35,9 @@ class CpuCounter:
         shape = pack(_shape(cut, x))
         if cut.inner == 1:
             lanes = np.tile(data[: cut.blocks], int(ENDS))
-            share(entries.column_keys, (data, shape, lanes, lows, highs), _lines(cut, data), x.numel())
+            share(count.column_keys, (data, shape, lanes, lows, highs), _lines(cut, data), x.numel())
         else:
-            share(entries.extreme_keys, (data, shape, lows, highs), cut.blocks, x.numel())
+            share(count.extreme_keys, (data, shape, lows, highs), cut.blocks, x.numel())
         return _values(ends, runs, x.dtype)
 
     def bins(self, x: torch.Tensor, runs: Runs, mantissa_bits: int) -> tuple[Extremes, torch.Tensor]:
@@ -52,9 +52,9 @@ class CpuCounter:
             slots = parts_for(cut.blocks, x.numel())
             with _TABLES.of(slots * keys * int(LANES)) as tables:
                 args = data, pack(shape._replace(slots=slots)), tables, counts, lows, highs
-                share(entries.count_runs, args, slots, x.numel())
+                share(count.count_runs, args, slots, x.numel())
         else:
-            share(entries.count_short_runs, (data, pack(shape), counts), cut.blocks, x.numel())
+            share(count.count_short_runs, (data, pack(shape), counts), cut.blocks, x.numel())
         found = _values(ends, runs, x.dtype) if long else self.extremes(x, runs)
         return found, _merged(counts, runs, 2 * width)
 
@@ -67,12 +67,12 @@ class CpuCounter:
         short = 1 < cut.inner < int(HALF)
         if cut.inner == 1:
             args = data, shape, limbs, counts, lows, highs
-            share(entries.sum_columns, args, _lines(cut, data), x.numel())
+            share(column_sums.sum_columns, args, _lines(cut, data), x.numel())
         elif short:
-            share(entries.sum_short_runs, (data, shape, limbs, counts), cut.blocks, x.numel())
+            share(sums.sum_short_runs, (data, shape, limbs, counts), cut.blocks, x.numel())
         else:
             args = data, shape, limbs, counts, lows, highs
-            share(entries.sum_runs, args, cut.blocks, x.numel())
+            share(sums.sum_runs, args, cut.blocks, x.numel())
         found = self.extremes(x, runs) if short else _values(ends, runs, x.dtype)
         return found, _merged(limbs, runs, int(LIMBS)), _merged(counts, runs, 1)
 

@@ -11,11 +11,10 @@ import torch
 
 from ....ops.feedback_grid import Grid, TriangularFactors, float32_exponent
 from ....ops.threads import share
-from .. import feedback_entries as entries
 from ..feedback import elimination, grams, rows
 from ..feedback.register_tiles import HIGH, PANEL, WIDE
 from ..machine.named_records import pack
-from ..statistics.column_squares import RUN, RowsOfColumns
+from ..statistics.column_squares import RUN, RowsOfColumns, square_columns
 from . import memory
 from .arrays import flat_array
 from .views import KINDS
@@ -36,7 +35,7 @@ class CpuDense:
         sums, columns = into.clone(), x.shape[1]
         shape = RowsOfColumns(kind=KINDS[x.dtype], rows=len(x), columns=columns)
         args = flat_array(x), pack(shape), sums.numpy()
-        share(entries.add_squares, args, -(-columns // RUN), x.numel())
+        share(square_columns, args, -(-columns // RUN), x.numel())
         return sums
 
     def gram(self, x: torch.Tensor, y: torch.Tensor | None, into: torch.Tensor) -> torch.Tensor:
@@ -56,7 +55,7 @@ class CpuDense:
             )
         if y is None:
             args = flat_array(sums.view(torch.int64)).view(np.float64), np.uint64(left.panels)
-            share(entries.mirror, args, left.panels, sums.numel())
+            share(grams.mirror, args, left.panels, sums.numel())
         found = sums[:height, :width]
         return found.contiguous() if plain else into + found * 2.0**left.exponent * 2.0**right.exponent
 
@@ -69,14 +68,14 @@ class CpuDense:
         for begin in range(above, -1, -elimination.BLOCK):
             end = min(begin + elimination.BLOCK, size)
             sizes = pack(elimination.EliminatedBlock(columns=size, begin=begin, end=end))
-            failed = share(entries.factor_diagonal, (flat, sizes, pivots, corner), 1, 1)
+            failed = share(elimination.factor_diagonal, (flat, sizes, pivots, corner), 1, 1)
             if failed:
                 return TriangularFactors(m=m, d=d, failed=failed - 1)
             if begin:
                 args, work = (flat, sizes, pivots, corner, minus, kept), begin * elimination.BLOCK**2 // 2
-                share(entries.factor_rows, args, begin // WIDE, work)
+                share(elimination.factor_rows, args, begin // WIDE, work)
                 pairs = -(-begin // (2 * elimination.ROWS))
-                share(entries.factor_rest, (flat, sizes, minus, kept), pairs, begin * work)
+                share(elimination.factor_rest, (flat, sizes, minus, kept), pairs, begin * work)
         m.triu_(1)
         m.diagonal().fill_(1.0)
         return TriangularFactors(m=m, d=d)
@@ -101,7 +100,7 @@ class CpuDense:
         work, diagonal = own.numel() * rows.BLOCK, h.diagonal().contiguous()
         for sizes, packed in _blocks(h):
             args = _doubles(own), _doubles(found), packed, sizes, _doubles(products)
-            share(entries.add_errors, args, count, work)
+            share(rows.add_errors, args, count, work)
         moved = torch.zeros(sweeps, dtype=torch.int64, device="cpu")
         for sweep in range(sweeps):
             counts = np.zeros(count, np.uint64)
@@ -113,7 +112,7 @@ class CpuDense:
                     packed=packed,
                     diagonal=_doubles(diagonal),
                 )
-                share(entries.move_rows, (sizes, *rounding.arrays, *arrays), count, work)
+                share(rows.move_rows, (sizes, *rounding.arrays, *arrays), count, work)
             moved[sweep] = int(counts.sum())
             if not moved[sweep]:
                 break
@@ -158,7 +157,7 @@ class _Columns:
             -(-(end - start) // grams.CHUNK),
         )
         args = self._flat, pack(tokens), self._packed
-        share(entries.pack_columns, args, chunks, (end - start) * self._columns)
+        share(grams.pack_columns, args, chunks, (end - start) * self._columns)
         return self._packed
 
 
@@ -176,7 +175,7 @@ def _add_tiles(
     ]
     tiles = grams.GramTiles(tokens=tokens, x_panels=x.panels, y_panels=y.panels, across=across, same=same)
     args = packed, other, pack(tiles), np.array(places, np.uint64).reshape(-1), _doubles(sums)
-    share(entries.add_tiles, args, len(places), tokens * sums.numel() // 2)
+    share(grams.add_tiles, args, len(places), tokens * sums.numel() // 2)
 
 
 def _panels(x: torch.Tensor) -> torch.Tensor:
@@ -238,7 +237,7 @@ def _blocks(m: torch.Tensor, *, upper: bool = False) -> Iterator[tuple[Any, Any]
         end, skipped = min(begin + rows.BLOCK, columns), begin // HIGH if upper else 0
         block = rows.ColumnBlock(columns=columns, begin=begin, end=end, pitch=tiles * HIGH, skipped=skipped)
         sizes = pack(block)
-        share(entries.pack_rows, (flat, sizes, packed), tiles - skipped, (end - begin) * columns)
+        share(rows.pack_rows, (flat, sizes, packed), tiles - skipped, (end - begin) * columns)
         yield sizes, packed
 
 
@@ -258,7 +257,7 @@ def _fed(
             d=_doubles(d),
         )
         share(
-            entries.feed_rows,
+            rows.feed_rows,
             (sizes, *how.arrays, *arrays),
             len(numbers),
             math.prod(numbers.shape) * rows.BLOCK,

@@ -16,8 +16,7 @@ from ....ops.lowering import element_of, needs_range, rule_of
 from ....ops.registry import HeldKernel, Request
 from ....params.tensors import Params, zero_point_of
 from ....schemes import Granularity, Scheme, TensorScale, ZeroPoint
-from .. import entries
-from ..encode.rows import QuantizeArrays
+from ..encode.rows import QuantizeArrays, quantize
 from ..machine import descriptor as k
 from ..machine.descriptor import Descriptor, RowLayout, with_coarse
 from ..machine.named_records import pack
@@ -190,7 +189,7 @@ class BlockScales:
             out=self._codes,
             kept=NO_BYTES,
         )
-        state = entries.quantize(descriptor, *arrays, 0, len(self._ends), 1, 0)
+        state = quantize(descriptor, *arrays, 0, len(self._ends), 1, 0)
         if state != k.OK:
             refuse(x, self._scheme)
 

@@ -23,12 +23,9 @@ from ..machine.base3 import FEW, FIVE, FRACTIONS
 from ..machine.bit_moves import LEVELS, BitMove, BlockBytes, move_rows
 from ..machine.intrinsics import LINE
 from ..machine.named_records import pack
-from ..machine.team import over_rows
 from ..machine.transposition import PANEL, ROWS, turn_panels
 from . import memory
 from .arrays import NO_BYTES, flat_array
-
-_move_bits, _turn_words = over_rows(move_rows), over_rows(turn_panels)
 
 
 class JoinKernel:
@@ -66,7 +63,7 @@ def _run(request: Request, struct: Struct, parts: tuple[torch.Tensor, Params], l
     levels = [flat_array(level).view(np.uint8) for level in params]
     levels += [NO_BYTES] * (LEVELS - len(levels))
     args = flat_array(data), (*levels,), flat_array(lines), moves, sizes, tables
-    share(_move_bits, args, math.prod(grid_of(struct, request.shape)), math.prod(request.shape))
+    share(move_rows, args, math.prod(grid_of(struct, request.shape)), math.prod(request.shape))
 
 
 @functools.lru_cache(maxsize=64)
@@ -170,7 +167,7 @@ class LinesKernel:
             rows, lines = stored, found
         sizes = np.array([count, width, per > 0, order.flip, self._back], np.uint64)
         args = _words(rows), _words(lines), _order(order.places), sizes
-        share(_turn_words, args, -(-width // PANEL), rows.numel())
+        share(turn_panels, args, -(-width // PANEL), rows.numel())
         return found
 
 

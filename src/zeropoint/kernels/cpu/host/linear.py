@@ -21,11 +21,10 @@ from ....params.effective import effective_scale
 from ....params.tensors import Params, zero_point_of
 from ....schemes import Scheme, ZeroPoint
 from ..linear.chunks import MANY, Matrix, Slots
-from ..linear.from_codes import work_bytes
-from ..linear.from_values import PackedValues, Panels, work_floats
+from ..linear.from_codes import code_slots, float_slots, work_bytes
+from ..linear.from_values import PackedValues, Panels, value_slots, work_floats
 from ..linear.panels import PANEL
 from ..linear.products import HIGH, QUADS, adds_quads
-from ..linear_entries import linear_from_codes, linear_from_floats, linear_from_values
 from ..machine import descriptor as k
 from ..machine.descriptor import Descriptor
 from ..machine.intrinsics import LINE
@@ -62,7 +61,7 @@ class LinearKernel:
         source = request.source
         self._source = None if source is None else _input_of(request, source)
         self._like = None if source is None else np.zeros(0, _code_dtype(request, self._matrix))
-        self._kernel = linear_from_floats if source is None else linear_from_codes
+        self._kernel = float_slots if source is None else code_slots
         self._cut_for = functools.lru_cache(maxsize=64)(functools.partial(_cut, self._matrix))
 
     def run(self, weight: torch.Tensor, params: Params, bias: torch.Tensor | None) -> Layer:
@@ -237,7 +236,7 @@ class ValueKernel:
             cut, slots, elements = self._cut_for(count, thread_count())
             work = np.empty(slots * work_floats(cols), np.float32)
             args = flat_array(x), *(held or arrays()), work, flat_array(out), cut
-            share(linear_from_values, args, slots, elements)
+            share(value_slots, args, slots, elements)
             return out
 
         return layer

@@ -28,7 +28,6 @@ from ..decode.lookup_rows import OF_BLOCK, OF_DIGIT, OF_SIGN, SHARED, LookupRows
 from ..encode.table_rows import DigitRows, TableRows, digit_rows, table_rows
 from ..machine import descriptor as k
 from ..machine.named_records import pack
-from ..machine.team import over_rows
 from ..machine.tile import TILE
 from ..machine.vector import STEP
 from . import memory
@@ -37,9 +36,6 @@ from .calls import flat_bytes
 from .rare_requests import digits_of, has_five_digits
 from .statistics import Ends, block_extremes
 from .views import KINDS
-
-_look_up = over_rows(lookup_rows)
-_encode_tables, _join_digits = over_rows(table_rows), over_rows(digit_rows)
 
 
 class LookupKernel:
@@ -82,7 +78,7 @@ class LookupKernel:
                 factors, _ = block_factors(asked.scheme, params, asked.shape, asked.own_dtype, dividing=False)
         source = flat_bytes(data.contiguous(), math.prod(self._bytes))
         args = source, self._sizes, tables, factors, flat_array(out)
-        share(_look_up, args, self._rows, out.numel())
+        share(lookup_rows, args, self._rows, out.numel())
         return out
 
     def hold(self, _: Params | None) -> str:
@@ -144,7 +140,7 @@ class _TableCodes:
         data = memory.empty(self._shape, torch.uint8) if data is None else data
         middles = flat_array(boundaries(_tables(self._request, params)))
         args = flat_array(x), self._sizes, middles, flat_bytes(data, math.prod(self._shape))
-        if share(_encode_tables, args, self._rows, x.numel()) != k.OK:
+        if share(table_rows, args, self._rows, x.numel()) != k.OK:
             reference.require_finite(x)
         return data
 
@@ -199,7 +195,7 @@ class DigitsKernel:
     def run(self, x: torch.Tensor, out: Codes | None = None, extremes: Ends = None) -> Codes:
         digits, params = self._single.run(x, None, extremes)
         data = memory.empty(self._shape, torch.uint8) if out is None else out[0]
-        share(_join_digits, (flat_array(digits), self._sizes, flat_array(data)), self._rows, self._count)
+        share(digit_rows, (flat_array(digits), self._sizes, flat_array(data)), self._rows, self._count)
         return (data, params) if out is None else filled(out, data, params)
 
     def hold(self, _: Params | None) -> str:

@@ -22,8 +22,7 @@ from ....params.stored import store
 from ....params.tensors import Params, parameter_tensors
 from ....schemes import Scheme, ZeroPoint
 from ....schemes.scale_rules import Search
-from .. import level_entries
-from ..encode.power_levels import LEAST, MOST, PowerArrays, Powers
+from ..encode.power_levels import LEAST, MOST, PowerArrays, Powers, power_level_rows
 from ..machine import descriptor as k
 from ..machine.named_records import pack
 from . import memory
@@ -64,7 +63,7 @@ def quantized(x: torch.Tensor, scheme: Scheme, pair: LevelPair, data: torch.Tens
         x=flat_array(x), order=call.order, limits=pair.limits, fine=levels[0], coarse=levels[1], out=out
     )
     args = call.descriptor, pair.powers, *arrays
-    state = share(level_entries.quantize_powers, args, call.rows, call.count)
+    state = share(power_level_rows, args, call.rows, call.count)
     return [fine, coarse] if state == k.OK else None
 
 
@@ -96,7 +95,7 @@ def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Level
     inner_addend, outer_addend = (addend_of(scheme, level.rule) for level in levels)
     limits = most.astype(np.float64) * reach(scheme)
     known = inner_addend == outer_addend and blocks[-1] == _PAIRS
-    steps = _steps(scheme, shape[-1], inner, outer) if known else StepConstants()
+    steps = _steps(scheme, shape[-1], inner, outer) if known else {}
     powers = Powers(
         per=blocks[-1],
         inner_addend=inner_addend,
@@ -113,46 +112,35 @@ def pair_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype) -> Level
         outer_step=outer.step,
         unit=float(code_step(scheme)),
         limits=limits,
-        **steps._asdict(),
+        **steps,
     )
     return LevelPair(powers=pack(powers), limits=limits, call=given_call(scheme, seen, dtype, dtype, None))
 
 
-class StepConstants(NamedTuple):
-    """Constants of :mod:`..encode.power_steps`; zeros where it does not know the blocks."""
-
-    top_code: int = 0
-    sign_place: int = 0
-    places: int = 0
-    calm: int = 0
-    pair_base: int = 0
-    pair_flip: int = 0
-    zero_pair: int = 0
-
-
-def _steps(scheme: Scheme, columns: int, inner: PowerCodes, outer: PowerCodes) -> StepConstants:
+def _steps(scheme: Scheme, columns: int, inner: PowerCodes, outer: PowerCodes) -> dict[str, int]:
+    """Constants of :mod:`..encode.power_steps`; none where it does not know the blocks."""
     element, descends = scheme.element, inner.step == _DOWN
     if scheme.granularity.block_shape((1, columns))[-1] != _PAIR or columns % _STEP:
-        return StepConstants()
+        return {}
     if not isinstance(element, FloatFormat) or element.exponent_bits or not element.signed or element.emax:
-        return StepConstants()
+        return {}
     places = element.mantissa_bits - 1 + element.bias
     calm = max(outer.first, LEAST + 1 - inner.first, places - MOST - inner.first)
     if not (
         0 < places <= MOST and calm <= outer.last <= MOST and inner.step in (1, _DOWN) and inner.last >= 0
     ):
-        return StepConstants()
+        return {}
     zeros = min(max(LEAST - outer.first, inner.first), inner.last) - inner.first
-    return StepConstants(
-        top_code=int(element.max * 2**places),
-        sign_place=scheme.bits - 1,
-        places=places,
-        calm=calm,
+    return {
+        "top_code": int(element.max * 2**places),
+        "sign_place": scheme.bits - 1,
+        "places": places,
+        "calm": calm,
         # ~(n - 1) is -n.
-        pair_base=(-inner.first - inner.code - 1 if descends else inner.code - inner.first) % 2**32,
-        pair_flip=2**32 - 1 if descends else 0,
-        zero_pair=(inner.code + zeros * inner.step) % 256,
-    )
+        "pair_base": (-inner.first - inner.code - 1 if descends else inner.code - inner.first) % 2**32,
+        "pair_flip": 2**32 - 1 if descends else 0,
+        "zero_pair": (inner.code + zeros * inner.step) % 256,
+    }
 
 
 class PowerCodes(NamedTuple):

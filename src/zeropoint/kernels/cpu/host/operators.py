@@ -17,9 +17,8 @@ from ....ops.row_errors import RowErrors
 from ....ops.threads import share
 from ....params.tensors import Params, require_parameters
 from ....schemes import Granularity, Scheme
-from .. import entries
 from ..machine import descriptor as k
-from ..statistics.error_sums import ErrorArrays
+from ..statistics.error_sums import ErrorArrays, measure_rows
 from . import memory, microexponents, rare_kernels, statistics
 from .arrays import (
     NO_FLOATS,
@@ -281,7 +280,7 @@ class MeasureKernel(_Operator):
                 clipped=clipped,
             )
             args = call.descriptor_of(stored), clip_extent(asked.scheme), *arrays
-            share(entries.measure, args, call.rows, call.count)
+            share(measure_rows, args, call.rows, call.count)
         columns = sums.reshape(-1, 3)
         return RowErrors(squares=columns[:, 0], errors=columns[:, 1], largest=columns[:, 2], clipped=clipped)
 

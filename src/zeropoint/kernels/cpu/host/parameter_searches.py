@@ -24,14 +24,16 @@ from ....ops.threads import parts_for, share
 from ....params import QuantizationParams
 from ....params.effective import over_reciprocal
 from ....params.ladder import Ladder
-from ....params.scale_windows import Window, has_window, window_of
+from ....params.scale_windows import has_window, window_of
 from ....params.stored import load_scale
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme, ZeroPoint
-from .. import search_entries as entries
-from ..least_error.affine_scales import AffineFitting
+from ..least_error.affine_scales import AffineFitting, affine_slots
+from ..least_error.lanes import LANES
+from ..least_error.long_fits import long_fitted_slots
 from ..least_error.powers import Power
-from ..least_error.tried_scales import ScaleTries
+from ..least_error.table_fits import fitted_slots
+from ..least_error.tried_scales import ScaleTries, tried_slots
 from ..machine.descriptor import THRESHOLDS, Descriptor
 from ..machine.named_records import pack
 from .arrays import code_step, flat_array
@@ -85,22 +87,19 @@ def _search_of(scheme: Scheme, shape: tuple[int, ...], dtype: torch.dtype, weigh
     view, ladder = view_of(scheme, shape, dtype), Ladder.of(scheme.scales[0], dtype)
     if storage_dtype(scheme.scales[0].format_for(format_of(dtype))) is torch.float64:
         return None  # kernels give float32
-    if not isinstance(view, View) or not view.one_pass or scheme.offsets or not _in_vectors(view):
+    if not isinstance(view, View) or not view.one_pass or scheme.offsets:
         return None
+    if view.layout.block % 16 or view.layout.cols % view.layout.block:
+        return None  # rows are not whole blocks of whole vectors
     if affine_fits.fits_affine(scheme) and scheme.search is None and ladder.table is None:
         return AffineSearch(scheme, shape, view, dtype).run
-    if ladder.table is None and _fits(scheme, weighted):
+    fits = ladder.table is None and has_window(scheme) and not weighted
+    if fits and _power_of(scheme) == 2 and fits_codes(scheme):
         return LongFits(scheme, shape, view, dtype).run
-    return ScaleSearch(scheme, shape, view, dtype, weighted).run if _tries(scheme, dtype, weighted) else None
+    return ScaleSearch(scheme, shape, view, dtype, weighted).run if _tries(scheme, weighted) else None
 
 
-def _in_vectors(view: View) -> bool:
-    """Return whether rows are whole blocks of whole vectors."""
-    block, cols = view.layout.block, view.layout.cols
-    return block % 16 == 0 and cols % block == 0
-
-
-def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
+def _tries(scheme: Scheme, weighted: bool) -> bool:
     """Whether the scale-trying kernel knows the scheme; coarse: the tensor's."""
     if not has_window(scheme) or scale_search.searched_levels(scheme) != [0]:
         return False
@@ -108,11 +107,6 @@ def _tries(scheme: Scheme, dtype: torch.dtype, weighted: bool) -> bool:
     either = scheme.search is not None and scheme.search.factor
     known = not either and (_power_of(scheme) == 2 or not weighted)
     return known and coarser in ([], [Granularity.tensor()])
-
-
-def _fits(scheme: Scheme, weighted: bool) -> bool:
-    """Return whether scales are those that fit integer codes."""
-    return has_window(scheme) and not weighted and _power_of(scheme) == 2 and fits_codes(scheme)
 
 
 def _power_of(scheme: Scheme) -> float:
@@ -134,31 +128,30 @@ class AffineSearch:
     def __init__(self, scheme: Scheme, shape: tuple[int, ...], view: View, dtype: torch.dtype) -> None:
         element = lowering.element_of(scheme, dtype, multiply=False)
         self._descriptor = pack(Descriptor(view.layout, element, _rule_of(scheme, dtype)))
-        self._rows, self._shape, self._block = view.rows, shape, view.layout.block
-        self._long = not in_whole_blocks(view)
-        ladder = Ladder.of(scheme.scales[0], dtype)
+        self._shape, block, row = shape, view.layout.block, not in_whole_blocks(view)
+        self._at_once, ladder = block if row else block * int(LANES), Ladder.of(scheme.scales[0], dtype)
         self._fitting = AffineFitting(
             least=ladder.least,
             most=ladder.most,
             inverse=affine_fits.MOST_INVERSE,
-            places=affine_fits.places_of(scheme, self._block),
+            places=affine_fits.places_of(scheme, block),
             steps=affine_fits.PLACES_OF_RANGE,
             patience=affine_fits.PATIENCE,
             fits=affine_fits.FITS,
             real=scheme.zero_point is ZeroPoint.REAL,
-            row=self._long,
+            row=row,
             widths=np.array(affine_fits.WIDTHS, np.float64),
         )
 
     def run(self, x: torch.Tensor, params: Params, importance: torch.Tensor | None) -> Params:
         scale, zero = (level.to(torch.float32, copy=True) for level in params)
         weights, pitch = _weights_of(importance, self._shape)
-        slots = parts_for(scale.numel(), math.prod(self._shape)) if self._long else 0
+        slots = parts_for(scale.numel(), math.prod(self._shape))
         fitting = self._fitting._replace(weighted=importance is not None, pitch=pitch, slots=slots)
-        room = _room(slots * self._block, 3, 5)
+        room = _room(slots * self._at_once, 3, 5)
         args = flat_array(x), self._descriptor, weights, pack(fitting), fitting.widths
         outputs = flat_array(scale), flat_array(zero), *room
-        share(entries.search_affine, (*args, *outputs), slots or self._rows, math.prod(self._shape))
+        share(affine_slots, (*args, *outputs), slots, math.prod(self._shape))
         return scale.to(params[0].dtype), zero.to(params[1].dtype)
 
 
@@ -168,16 +161,20 @@ class ScaleSearch:
     def __init__(
         self, scheme: Scheme, shape: tuple[int, ...], view: View, dtype: torch.dtype, weighted: bool
     ) -> None:
-        self._scheme, self._shape, self._rows, self._dtype = scheme, shape, view.rows, dtype
+        self._scheme, self._shape, self._dtype = scheme, shape, dtype
         element = lowering.element_of(scheme, dtype, multiply=False)
         self._descriptor = pack(Descriptor(view.layout, element, _rule_of(scheme, dtype)))
-        self._ladder, window = Ladder.of(scheme.scales[0], dtype), scale_window(scheme, view, weighted)
+        self._ladder = Ladder.of(scheme.scales[0], dtype)
+        window = window_of(scheme, view.layout.block, _power_of(scheme))
+        if weighted:  # weights leave no lower end
+            window = replace(window, doubling=math.inf)
         table = [] if self._ladder.table is None else self._ladder.table.tolist()
         known = set(table)
         doubled = sum(2 * value in known for value in table)
         exponent, squares, odd, part = block_errors.factors_of(_power_of(scheme))
         least, largest = (0.0, 0.0) if table else (self._ladder.least, self._ladder.most)
-        self._block, self._row = view.layout.block, not in_whole_blocks(view)
+        block, row = view.layout.block, not in_whole_blocks(view)
+        self._at_once = block if row else block * int(LANES)
         by_largest = window_search.clips_by_largest(scheme, shape, weighted)
         self._tries = ScaleTries(
             doubled=doubled,
@@ -193,7 +190,7 @@ class ScaleSearch:
             over=over_reciprocal(scheme, 0),
             checked=window_search.checked_after(by_largest=by_largest),
             largest_clips=by_largest,
-            row=self._row,
+            row=row,
             power=Power(exponent=exponent, squares=squares, odd=odd, part=part),
             parts=np.array(window_search.PARTS, np.float64),
             table=np.array(table, np.float32),
@@ -205,20 +202,19 @@ class ScaleSearch:
         fine, *coarser = params
         scale = self._ladder.load(fine).to(torch.float32).contiguous()
         weights, pitch = _weights_of(importance, self._shape)
-        coarse = float(self._coarse(coarser[0])) if coarser else 1.0
-        slots = parts_for(scale.numel(), math.prod(self._shape)) if self._row else 0
+        coarse = 1.0
+        if coarser:
+            fmt = self._scheme.scales[1].format_for(format_of(self._dtype))
+            coarse = float(load_scale(coarser[0], fmt, torch.float32).reshape(-1)[0])
+        slots = parts_for(scale.numel(), math.prod(self._shape))
         tries = self._tries._replace(coarse=coarse, weighted=importance is not None, pitch=pitch, slots=slots)
-        floats, doubles = _room(slots * self._block, 2, 3)
+        floats, doubles = _room(slots * self._at_once, 2, 3)
         arrays = tries.parts, tries.table, tries.halved, tries.values
         args = flat_array(x), self._descriptor, weights, pack(tries), arrays
         outputs = flat_array(scale), floats, doubles
-        share(entries.search_scales, (*args, *outputs), slots or self._rows, math.prod(self._shape))
+        share(tried_slots, (*args, *outputs), slots, math.prod(self._shape))
         found = self._ladder.store(scale.double())
         return window_search.picked(scale > 0, found, fine), *coarser
-
-    def _coarse(self, stored: torch.Tensor) -> torch.Tensor:
-        fmt = self._scheme.scales[1].format_for(format_of(self._dtype))
-        return load_scale(stored, fmt, torch.float32).reshape(-1)[0]
 
 
 class LongFits:
@@ -239,14 +235,8 @@ class LongFits:
         room = _room(slots * self._block, 2, 2)
         fitting = self._fitting._replace(slots=slots)
         args = flat_array(x), self._descriptor, pack(fitting), fitting.ratios
-        share(entries.search_long_fits, (*args, flat_array(scale), *room), slots, self._size)
+        share(long_fitted_slots, (*args, flat_array(scale), *room), slots, self._size)
         return (window_search.picked(scale > 0, self._ladder.store(scale.double()), fine),)
-
-
-def scale_window(scheme: Scheme, view: View, weighted: bool) -> Window:
-    """Window of scales; weights leave no lower end."""
-    window = window_of(scheme, view.layout.block, _power_of(scheme))
-    return replace(window, doubling=math.inf) if weighted else window
 
 
 def _room(count: int, floats: int, doubles: int) -> tuple[Any, Any]:
@@ -298,8 +288,8 @@ def fitted_rows(rows: Floats, weights: Floats | None, count: int) -> Floats:
     if length > EXACT:
         return block_tables.fitted_rows(rows, weights, count)
     slots, tables = parts_for(blocks, rows.size), np.empty((blocks, count))
-    doubles, choices = np.empty((slots, 7, length + 1)), np.empty((slots, count, length + 1), np.int32)
+    doubles, choices = np.empty((slots, 6, length + 1)), np.empty((slots, count, length + 1), np.int32)
     given = np.zeros((1, 1)) if weights is None else np.ascontiguousarray(weights)
     args = np.ascontiguousarray(rows), given, np.uint64(slots), doubles, choices, tables
-    share(entries.fit_tables, args, slots, rows.size)
+    share(fitted_slots, args, slots, rows.size)
     return tables

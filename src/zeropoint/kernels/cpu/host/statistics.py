@@ -18,7 +18,7 @@ from ....params import arithmetic
 from ....params.arithmetic import Ranges
 from ....params.tensors import Params
 from ....schemes import Granularity, Scheme
-from .. import entries
+from ..encode.rows import amax, range_rows
 from . import microexponents
 from .arrays import flat_array, rows_of
 
@@ -67,11 +67,11 @@ class RowExtremes:
         source = flat_array(x)
         if self.ranged:
             args = source, self._descriptor, self.low, self.high
-            share(entries.extremes, args, self.rows, self._count)
+            share(range_rows, args, self.rows, self._count)
             # A NaN is an end by its bits, the lowest or the highest.
             _require_finite(x, self.low.min())
         else:
-            share(entries.amax, (source, self._descriptor, self.high), self.rows, self._count)
+            share(amax, (source, self._descriptor, self.high), self.rows, self._count)
         _require_finite(x, self.high.max())
 
 

@@ -15,9 +15,8 @@ from ....ops.window_search import reach_of
 from ....params.ladder import Ladder
 from ....params.scale_windows import window_of
 from ....schemes import Scheme
-from .. import search_entries as entries
-from ..least_error.integer_scales import MOST_RATIOS, Fitting
-from ..least_error.windows import MOST, Candidates
+from ..least_error.integer_scales import MOST_RATIOS, Fitting, fitted_rows
+from ..least_error.windows import MOST, Candidates, searched_rows
 from ..machine.named_records import pack
 from .views import View
 
@@ -33,8 +32,8 @@ def window_search(scheme: Scheme, view: View, dtype: torch.dtype) -> tuple[Any, 
     """Kernel that searches scales, and what it tries; None: torch searches."""
     windows, fits = _candidates(scheme, view, dtype), _fitting(scheme, view, dtype)
     if windows is not None:
-        return entries.search_windows, pack(windows)
-    return None if fits is None else (entries.search_fits, pack(fits), fits.ratios)
+        return searched_rows, pack(windows)
+    return None if fits is None else (fitted_rows, pack(fits), fits.ratios)
 
 
 def _candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> Candidates | None:
@@ -42,8 +41,8 @@ def _candidates(scheme: Scheme, view: View, dtype: torch.dtype) -> Candidates | 
     search, layout = scheme.search, view.layout
     assert search is not None
     rule = rule_of(scheme, dtype)
-    element = element_of(scheme, dtype, multiply=_multiplies(scheme, dtype))
-    block = layout.block
+    multiply = rule.how is How.POWER and isinstance(scheme.element, FloatFormat)
+    element, block = element_of(scheme, dtype, multiply=multiply), layout.block
     whole = in_whole_blocks(view)
     known = element.kind is not Kind.CODEBOOK and element.quotient is Narrow.NONE and not rule.unsigned
     known = known and element.rounding is Rounded.HALF_EVEN
@@ -109,7 +108,3 @@ def in_whole_blocks(view: View) -> bool:
     """Whether rows are whole blocks of lengths the searches know."""
     block, cols = view.layout.block, view.layout.cols
     return block % _UNIT == 0 and block <= int(MOST) and cols % block == 0
-
-
-def _multiplies(scheme: Scheme, dtype: torch.dtype) -> bool:
-    return rule_of(scheme, dtype).how is How.POWER and isinstance(scheme.element, FloatFormat)

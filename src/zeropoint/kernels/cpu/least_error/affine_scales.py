@@ -17,14 +17,15 @@ import numpy as np
 from ....ops.lowering import Flag, Float64, UInt64
 from ..encode.block_scales import rounded
 from ..machine import vector as v
+from ..machine.descriptor import unpack
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.reductions import any_lane, whole
-from ..machine.tile import load
+from ..machine.team import bundled
 from . import affine_sums as s
-from .lane_errors import LONGEST, SUMS, add_differences, add_errors, decode_affine, load_weights
+from .lane_errors import add_differences, add_errors, decode_affine, load_blocks
 from .lanes import LANES, where
-from .windows import ONES, load_columns
+from .windows import ONES
 
 _GAIN, _PRODUCT, _SQUARE, _MEAN = (np.uint64(n * 16) for n in range(4))
 """Where sums of the best codes lie; see :class:`zeropoint.ops.affine_fits.Sums`."""
@@ -35,7 +36,7 @@ class AffineFitting(NamedTuple):
 
     widths: float64. least, most: of the format of scales. inverse: the largest reciprocal of a scale. places:
     binary ones. steps: places of each width. pitch: how many weights lie between two rows. row: whether the
-    numbers of one block fill all lanes. slots: of blocks that do.
+    numbers of one block fill all lanes. slots: of blocks, each with memory of its own.
     """
 
     least: Float64
@@ -50,7 +51,7 @@ class AffineFitting(NamedTuple):
     widths: Any
     weighted: Flag = False
     pitch: UInt64 = 0
-    slots: UInt64 = 0
+    slots: UInt64 = 1
 
 
 unpack_affine = unpacker(AffineFitting)
@@ -187,7 +188,8 @@ def _refit(room: Any, size: Any, lanes: Any, element: Any, fitting: Any) -> None
         _take_weighted(room, size, lanes, v.words_of(ONES), zero, element, fitting)
     else:
         numbers = v.load_lanes(own, s.SUM)
-        sums = s.add_one(room, size, narrow, v.narrow_doubles(zero), element, fitting.row)
+        near = v.narrow_doubles(zero)
+        sums, _, _ = s.add_three(room, size, narrow, (near, near, near), element, fitting.row)
         _keep_exact(room, v.words_of(ONES), sums, zero, numbers, fitting.real)
 
 
@@ -264,58 +266,37 @@ def _search_blocks(size: Any, element: Any, rule: Any, fitting: Any, room: Any, 
     _replace(room, size, best, tried, element, fitting.row)
 
 
-@device
-def affine_rows(x: Any, desc: Any, weights: Any, fitting: Any, starts: Any, first: Any, last: Any) -> None:
-    """Improve scales and zero points of rows of whole blocks.
+@bundled
+def affine_slots(args: Any, first: Any, last: Any) -> None:
+    """Improve scales and zero points of whole blocks; rows are slots.
 
-    weights: float64, of errors, by rows of ``fitting.pitch``. starts: float32 scales and zero points.
+    16 blocks are searched at a time, or a long one. args: numbers, a descriptor, weights of errors, float64,
+    by rows of ``pitch``, :class:`AffineFitting` and its widths, scales and zero points of a start, float32,
+    and memory, float32 and float64: for each slot three and five times the numbers of what is searched at a
+    time.
     """
-    (scales, zeros), (layout, element, rule) = starts, desc
-    room = s.Room(
-        scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32),
-        scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(SUMS, np.float64),
-        scratch(LONGEST, np.float64), scratch(LONGEST, np.float64), scratch(128, np.float64),
-        scratch(64, np.float64), scratch(80, np.float32),
-    )  # fmt: skip
-    best, size = scratch(32, np.float32), layout.block
-    end = last * layout.row_blocks
-    for block in range(first * layout.row_blocks, end, LANES):
-        blocks = min(LANES, end - block)
-        load_columns(x, block * size, blocks, size, layout.kind, True, room.numbers, room.columns)
-        load_weights(weights, block, blocks, layout, fitting.weighted, fitting.pitch, room.weights)
-        for b in range(LANES):
-            best[b] = scales[block + b] if b < blocks else np.float32(1)
-            best[LANES + b] = zeros[block + b] if b < blocks else np.float32(0)
-        _search_blocks(size, element, rule, fitting, room, best)
-        for b in range(blocks):
-            scales[block + b], zeros[block + b] = best[b], best[LANES + b]
-
-
-@device
-def long_affine_blocks(
-    x: Any, desc: Any, weights: Any, fitting: Any, starts: Any, memory: Any, first: Any, last: Any
-) -> None:
-    """Improve scales and zero points of long blocks, one at a time.
-
-    memory: float32 and float64, of three and five times the numbers of a block.
-    """
-    (scales, zeros), (layout, element, rule), (floats, doubles) = starts, desc, memory
-    n, best = layout.block, scratch(32, np.float32)
+    x, packed, weights, record, widths, scales, zeros, floats, doubles = args
+    (layout, element, rule), fitting = unpack(packed), unpack_affine(record, widths=widths)
+    step, blocks, slots = np.uint64(1) if fitting.row else LANES, np.uint64(scales.size), fitting.slots
+    of_blocks, sums, lanes = scratch(128, np.float64), scratch(64, np.float64), scratch(80, np.float32)
+    n, best = layout.block * step, scratch(32, np.float32)
     two, four = n + n, n + n + n + n
-    room = s.Room(
-        floats[:n], floats[n:two], floats[two:], doubles[:n], doubles[n:two], doubles[two : two + n],
-        doubles[two + n : four], doubles[four:], scratch(128, np.float64), scratch(64, np.float64),
-        scratch(80, np.float32),
-    )  # fmt: skip
-    for i in range(n):
-        room.weights[i] = np.float64(1)
-    for block in range(first, last):
-        load(x, block * n, n, layout.kind, room.columns)
-        row, place = block // layout.row_blocks, block % layout.row_blocks
-        if fitting.weighted:
-            for i in range(n):
-                room.weights[i] = weights[row * fitting.pitch + place * n + i]
-        v.store_lanes(best, np.uint64(0), v.floats_of(scales[block]))
-        v.store_lanes(best, LANES, v.floats_of(zeros[block]))
-        _search_blocks(n // LANES, element, rule, fitting, room, best)
-        scales[block], zeros[block] = best[0], best[LANES]
+    for slot in range(first, last):
+        narrow, wide = floats[slot * (two + n) :], doubles[slot * (four + n) :]
+        room = s.Room(
+            narrow[:n], narrow[n:two], narrow[two:], wide[:n], wide[n:two], wide[two : two + n],
+            wide[two + n : four], wide[four:], of_blocks, sums, lanes,
+        )  # fmt: skip
+        for i in range(np.uint64(0), n, LANES):
+            v.store_lanes(room.weights, i, v.doubles_of(np.float64(1)))
+        end = blocks * (slot + np.uint64(1)) // slots
+        for block in range(blocks * slot // slots, end, step):
+            count = min(step, end - block)
+            load_blocks(x, weights, block, count, layout, fitting, room)
+            v.store_lanes(best, np.uint64(0), v.floats_of(scales[block] if fitting.row else np.float32(1)))
+            v.store_lanes(best, LANES, v.floats_of(zeros[block] if fitting.row else np.float32(0)))
+            for b in range(count):
+                best[b], best[LANES + b] = scales[block + b], zeros[block + b]
+            _search_blocks(n // LANES, element, rule, fitting, room, best)
+            for b in range(count):
+                scales[block + b], zeros[block + b] = best[b], best[LANES + b]

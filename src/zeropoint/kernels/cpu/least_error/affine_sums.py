@@ -16,7 +16,7 @@ from ..machine.vector import (
     store_lanes,
     wide_floats,
 )
-from .lane_errors import add_row
+from .lane_errors import add_row, add_vectors
 from .lanes import LANES, add_pairwise, code_of, exponent_of, power_of
 
 EIGHT, THREE, CHUNK = np.uint64(8), np.uint64(3), np.uint64(128)
@@ -41,15 +41,6 @@ class Room(NamedTuple):
     blocks: Any
     best: Any
     lanes: Any
-
-
-@inlined
-def _add(values: Any, size: Any, row: Any) -> None:
-    """Add vectors of doubles pairwise; over all lanes if ``row``."""
-    if row:
-        add_row(values, size)
-    else:
-        add_pairwise(values, size)
 
 
 @device
@@ -84,8 +75,8 @@ def to_fixed_point(size: Any, fitting: Any, room: Any) -> None:
         # Added up in other memory: sums take the place of terms.
         store_lanes(room.squares, i * LANES, weight)
         store_lanes(room.totals, i * LANES, number)
-    _add(room.squares, size, fitting.row)
-    _add(room.totals, size, fitting.row)
+    add_vectors(room.squares, size, fitting.row)
+    add_vectors(room.totals, size, fitting.row)
     count, total = load_lanes(room.squares, np.uint64(0)), load_lanes(room.totals, np.uint64(0))
     store_lanes(own, COUNT, count)
     store_lanes(own, SUM, total)
@@ -118,21 +109,6 @@ def add_three(room: Any, size: Any, inverse: Any, zeros: Any, element: Any, row:
         b, c, e = b + wide_floats(y), c + wide_floats(m), e + wide_floats(n)
         f, h, k = f + wide_floats(o), h + wide_floats(u), k + wide_floats(v)
     return sums_of_block((a, b, c), row), sums_of_block((d, e, f), row), sums_of_block((g, h, k), row)
-
-
-@inlined
-def add_one(room: Any, size: Any, inverse: Any, zero: Any, element: Any, row: Any) -> Any:
-    """Return the same under one zero point."""
-    none = doubles_of(np.float64(0))
-    a, b, c = none, none, none
-    for begin in range(np.uint64(0), size, CHUNK):
-        d, e = floats_of(np.float32(0)), floats_of(np.float32(0))
-        for i in range(begin, min(size, begin + CHUNK)):
-            q = code_of(load_lanes(room.numbers, i * LANES) * inverse + zero, element)
-            a = multiply_add(wide_floats(q), load_lanes(room.wides, i * LANES), a)
-            d, e = d + q, multiply_add(q, q, e)
-        b, c = b + wide_floats(d), c + wide_floats(e)
-    return sums_of_block((a, b, c), row)
 
 
 @inlined

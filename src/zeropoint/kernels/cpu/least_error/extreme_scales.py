@@ -20,9 +20,10 @@ from ..machine.descriptor import BAD_SCALE, BAD_VALUE, OK
 from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.reductions import any_lane, integers, least_lane, most_lane
+from ..machine.team import bundled
 from ..machine.tile import NOT_FINITE, fetch_ahead, load
 from .lanes import LANES, SUPER, divided, is_nonfinite, is_zero, larger_magnitude, magnitudes, negative, where
-from .plain import AFFINE, SYMMETRIC, TERNARY
+from .plain import AFFINE, SYMMETRIC, TERNARY, Numbers, unpack_plain
 from .super_block import ZERO
 
 _LOW, _VALUE, _SCALE, _INVERSE = ZERO, LANES, LANES + LANES, LANES + LANES + LANES
@@ -204,13 +205,16 @@ def _state_of(halves: Any, count: Any, minima: Any) -> Any:
     return BAD_SCALE if odd != np.uint32(0) else OK
 
 
-@device
-def rounded_rows(x: Any, source: Any, kind: Any, packed: Any, numbers: Any, first: Any, last: Any) -> Any:
-    """Quantize blocks ``first`` to ``last`` of ``x``; source: its dtype, of :mod:`..machine.tile`.
+@bundled
+def rounded_rows(args: Any, first: Any, last: Any) -> Any:
+    """Quantize blocks ``first`` to ``last``.
 
-    packed: takes codes, as bytes. Returns BAD_VALUE, or BAD_SCALE where a number of a block is stored as zero
-    or is not finite there.
+    args: numbers, their dtype (of :mod:`..machine.tile`), a packed :class:`.plain.PlainKind`, memory of
+    codes, as bytes, and :class:`.plain.Numbers`. Returns BAD_VALUE, or BAD_SCALE where a number of a block is
+    stored as zero or is not finite there.
     """
+    x, source, kind, packed = args[0], np.uint64(args[1]), unpack_plain(args[2]), args[3]
+    numbers = Numbers(*args[4:])
     ends, halves, values = scratch(64, np.float32), scratch(32, np.uint16), scratch(256, np.float32)
     codes, room = scratch(4096 + 8, np.uint8), scratch(4096 + 8, np.uint8)
     bits, state, digits = np.uint64(kind.bits), OK, kind.kind == TERNARY and kind.bits == np.uint64(8)

@@ -22,15 +22,9 @@ Products of numbers and reciprocals are rounded, which moves m by ``2 ** -23`` o
 steeper and flatter as ``2 ** -20``. What V is above the flatter line through an end is exact but for two
 roundings, and V follows from it in float32, within ``2 ** -20`` of its gain.
 
-Which of two scales has less error is decided in float32 where that is plain: codes of products with
-reciprocals differ only where quotients of at most Q lie within ``Q 2 ** -22`` of the middle between codes, by
-which an error of up to 128 numbers changes by at most ``2 ** -14 Q`` squared scales; sums of errors are
-within ``2 ** -16`` of themselves.
-
 Gain that keeps it, over :mod:`.long_fits` and a second pass, with the same bytes: 5 times the speed on int4
 and int2, 4 to 6 on int8; of scales that lie apart: 1.8 times the speed on int4 in groups of 128, 3.2 on int2;
-of sums without clipping and plain decisions: 1.18 together (256 x 2048 float32, ``scale=search``, one AVX-512
-thread).
+of sums without clipping: 1.15 on int8 (256 x 2048 float32, ``scale=search``, one AVX-512 thread).
 """
 
 from typing import Any, NamedTuple
@@ -38,15 +32,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import Float32, Float64, UInt64
-from ..encode.block_scales import BlockFactors, ScaleArrays, rounded
-from ..encode.elements import MAGIC
-from ..encode.rows import PACKED, encode_span, tile_span
-from ..encode.step_access import Elements
-from ..machine.descriptor import BAD_VALUE, INTEGER, NO_ROUNDING, OK, RECIPROCAL
+from ..encode.block_scales import ScaleArrays, rounded
+from ..machine.descriptor import RECIPROCAL, unpack
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.reductions import any_lane, multiply_add, whole
-from ..machine.tile import NOT_FINITE, TILE
+from ..machine.team import bundled
 from ..machine.vector import (
     above,
     above_doubles,
@@ -60,16 +51,13 @@ from ..machine.vector import (
     wide_floats,
     words_of,
 )
-from .lanes import LANES, add_pairwise, exponent_of, magnitudes, narrowed, power_of, where
-from .windows import ONES, load_columns, start_scales
+from .lane_errors import LONGEST
+from .lanes import LANES, add_pairwise, code_of, exponent_of, magnitudes, narrowed, power_of, where
+from .windows import ONES, load_columns, over_spans
 
-LONGEST = 128 * 16
 MOST_RATIOS = 228
 """Of blocks of up to 128 numbers, of two bits."""
 _TRIED, _PICKED = MOST_RATIOS * 48, MOST_RATIOS * 16
-_APART, _NEAR = np.float32(2.0**-12), np.float32(1 + 2.0**-13)
-_SMALL, _LARGE = np.float32(2.0**-50), np.float32(2.0**50)
-"""Between these squares of scales are far from the ends of float32."""
 _NEARLY = np.float32(1 - 2.0**-16)
 """Of the largest gain, what others have at least that are compared with it as they are."""
 _STEEPER, _FLATTER = np.float32(1 + 2.0**-20), np.float32(1 - 2.0**-20)
@@ -198,9 +186,8 @@ def _try_apart(parts: Any, size: Any, element: Any, fitting: Any, first: Any, un
     free, best = np.float32(element.high + np.float32(0.49)) / fitting.first, floats_of(np.float32(0))
     for k in range(np.uint64(0), last + apart, apart + apart):
         one, two = min(k, last), min(k + apart, last)
-        ratios = fitting.ratios[one], fitting.ratios[two]
-        inverses = first * floats_of(ratios[0]), first * floats_of(ratios[1])
-        sums, more = _add_sums(parts, size, inverses, element, ratios[1] < free)
+        inverses = first * floats_of(fitting.ratios[one]), first * floats_of(fitting.ratios[two])
+        sums, more = _add_sums(parts, size, inverses, element, fitting.ratios[two] < free)
         _store_sums(tried, one, sums)
         _store_sums(tried, two, more)
         best = larger(_gain(more, unit), larger(_gain(sums, unit), best))
@@ -319,51 +306,12 @@ def _squared_errors(columns: Any, size: Any, scales: Any, element: Any, squares:
     """Write squared errors of 16 blocks to ``squares``, float64, added pairwise."""
     by = load_lanes(scales, np.uint64(0))
     inverse = floats_of(np.float32(1)) / by
-    least, most, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
     for i in range(size):
         x = load_lanes(columns, i * LANES)
         t = narrowed(x * inverse if element.scaling == RECIPROCAL else x / by, element.quotient)
-        q = (smaller(larger(t, least), most) + magic) - magic
-        off = wide_floats(q * by) - wide_floats(x)
+        off = wide_floats(code_of(t, element) * by) - wide_floats(x)
         store_lanes(squares, i * LANES, off * off)
     add_pairwise(squares, size)
-
-
-@inlined
-def _near_errors(columns: Any, size: Any, by: Any, more: Any, element: Any) -> Any:
-    """Return about the squared errors of 16 blocks under two scales."""
-    inverse, second = floats_of(np.float32(1)) / by, floats_of(np.float32(1)) / more
-    least, most, magic = floats_of(element.low), floats_of(element.high), floats_of(MAGIC)
-    total = other = floats_of(np.float32(0))
-    for i in range(size):
-        x = load_lanes(columns, i * LANES)
-        q = (smaller(larger(x * inverse, least), most) + magic) - magic
-        r = (smaller(larger(x * second, least), most) + magic) - magic
-        u, v = q * by - x, r * more - x
-        total, other = multiply_add(u, u, total), multiply_add(v, v, other)
-    return total, other
-
-
-@device
-def _decide_plainly(columns: Any, size: Any, starts: Any, tried: Any, element: Any, better: Any) -> Any:
-    """Mark blocks whose scales ``tried`` are plainly better than ``starts``.
-
-    Returns whether all others are plainly not.
-    """
-    by, more, zero = (
-        load_lanes(starts, np.uint64(0)),
-        load_lanes(tried, np.uint64(0)),
-        floats_of(np.float32(0)),
-    )
-    error, found = _near_errors(columns, size, by, more, element)
-    slack = (by * by + more * more) * floats_of(np.float32((element.high + np.float32(1)) * _APART))
-    near = floats_of(_NEAR)
-    less, worse = above(error, found * near + slack), above(found, error * near + slack)
-    store_lanes(better, np.uint64(0), where(less, floats_of(np.float32(1)), zero))
-    same = (above(by, more) | above(more, by)) ^ words_of(ONES)
-    tame = above(smaller(by, more), floats_of(_SMALL)) & above(floats_of(_LARGE), larger(by, more))
-    decided = same | (tame & (less | worse))
-    return element.quotient == NO_ROUNDING and not any_lane(decided ^ words_of(ONES))
 
 
 @device
@@ -388,7 +336,7 @@ def _search_blocks(
     """
     layout, element, rule = desc
     columns, parts, lanes, found, squares, tries = room
-    size, starts, tried, better = layout.block, lanes[64:80], lanes[80:96], lanes[96:112]
+    size, starts, tried = layout.block, lanes[64:80], lanes[80:96]
     # Rows of blocks are read through the room of a part.
     load_columns(x, at, blocks, size, layout.kind, True, parts[0], columns)
     _to_fixed_point(columns, size, fitting.places, lanes, parts)
@@ -397,52 +345,36 @@ def _search_blocks(
         starts[b] = scales[b] if b < blocks else np.float32(1)
         s = _stored(found, lanes, b, fitting, rule.stored)
         tried[b] = s if s > np.float32(0) and b < blocks else starts[b]
-    if not _decide_plainly(columns, size, starts, tried, element, better):
-        _squared_errors(columns, size, starts, element, squares)
-        for b in range(LANES):
-            found[32 + b] = squares[b]
-        _squared_errors(columns, size, tried, element, squares)
-        for b in range(LANES):
-            better[b] = np.float32(1) if squares[b] < found[32 + b] else np.float32(0)
+    _squared_errors(columns, size, starts, element, squares)
+    for b in range(LANES):
+        found[32 + b] = squares[b]
+    _squared_errors(columns, size, tried, element, squares)
     for b in range(blocks):
-        if better[b] > np.float32(0):
+        if squares[b] < found[32 + b]:
             scales[b] = factors[b] = tried[b]
 
 
-@device
-def fitted_rows(
-    x: Any, desc: Any, fitting: Any, order: Any, scales: Any, out: Any, first: Any, last: Any
-) -> Any:
-    """Quantize rows of whole blocks under the scales fitting codes best.
-
-    Arguments and results: see :func:`..encode.rows.quantize_rows`; fitting: :class:`Fitting`.
-    """
-    layout, element, _rule = desc
-    floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
-    room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
+@inlined
+def _room() -> Any:
+    """Memory of :func:`_search_blocks`."""
     parts = scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float32)
     tried, picks = scratch(_TRIED, np.float32), scratch(_PICKED, np.uint32)
     tries = tried, picks, scratch(96, np.float32), scratch(16, np.uint32)
-    search_room = (
-        scratch(LONGEST, np.float32), parts, scratch(112, np.float32), scratch(48, np.float64),
-        scratch(LONGEST, np.float64), tries,
-    )  # fmt: skip
-    amax, none, nothing = scratch(TILE, np.uint32), scratch(1, np.float32), scratch(1, np.uint8)
-    per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
-    block, stored = layout.block, ScaleArrays(scales, nothing, none)
-    at, end = first * layout.cols, last * layout.cols
-    block_at, byte_at = first * layout.row_blocks, first * layout.row_bytes
-    while at < end:
-        span = tile_span(block, end - at)
-        blocks = span // block
-        magnitude, found = start_scales(x, at, span, desc, block_at, stored, amax, per_block)
-        worst, state = max(worst, magnitude), max(state, found)
-        if worst < NOT_FINITE and state == OK and element.kind == INTEGER:
-            for b in range(np.uint64(0), blocks, LANES):
-                some, own = min(LANES, blocks - b), scales[block_at + b : block_at + blocks]
-                _search_blocks(x, at + b * block, some, desc, fitting, search_room, own, per_block[b:blocks])
-        used = BlockFactors(per_block, none)
-        byte_at = encode_span(Elements(x, at, span), desc, order, used, room, out, byte_at)
-        at += span
-        block_at += blocks
-    return BAD_VALUE if worst >= NOT_FINITE else state
+    columns, lanes, found = scratch(LONGEST, np.float32), scratch(96, np.float32), scratch(48, np.float64)
+    return columns, parts, lanes, found, scratch(LONGEST, np.float64), tries
+
+
+_fitted_rows = over_spans(_search_blocks, _room)
+
+
+@bundled
+def fitted_rows(args: Any, first: Any, last: Any) -> Any:
+    """Quantize rows of whole blocks under the scales fitting codes best.
+
+    Arguments and results: see :func:`.windows.searched_rows`; in the place of a window, a packed
+    :class:`Fitting` and its ratios; scales: float32.
+    """
+    x, desc, fitting, ratios, order, scales, out = args
+    tried = unpack_fitting(fitting, ratios=ratios)
+    stored = ScaleArrays(scales, scratch(1, np.uint8), scratch(1, np.float32))
+    return _fitted_rows(x, unpack(desc), tried, order, (stored, scales), out, first, last)

@@ -15,12 +15,12 @@ from ..encode.elements import EXPONENT, INFINITE, MAGIC, moves
 from ..machine import vector as v
 from ..machine.descriptor import FLOAT, HALF_EVEN, INTEGER, RECIPROCAL, THRESHOLDS, ZERO_INSIDE
 from ..machine.intrinsics import device, inlined, shl32
+from ..machine.tile import load
 from .lanes import LANES, add_neighbors, add_pairwise, magnitudes, narrowed, where
+from .windows import load_columns
 
 LONGEST = 128 * 16
 """Numbers of 16 of the longest blocks."""
-SUMS = 16 * 16
-"""Sums of eight terms each of 16 of the longest blocks."""
 _EIGHT, _SIGN = np.uint64(8), np.uint32(0x80000000)
 
 
@@ -140,21 +140,23 @@ def decode_lanes(
 
 
 @device
-def load_weights(
-    weights: Any, block: Any, blocks: Any, layout: Any, weighted: Any, pitch: Any, columns: Any
-) -> None:
-    """Load weights of up to 16 blocks as columns; ones fill up.
+def load_blocks(x: Any, weights: Any, block: Any, blocks: Any, layout: Any, how: Any, room: Any) -> None:
+    """Load numbers of up to 16 blocks as columns, and their weights.
 
-    weights: float64, by rows of ``pitch``; 0 where all rows have the same.
+    A block alone is loaded as it lies. weights: float64, if there are some. how: whether it is one block,
+    ``row``; whether errors are ``weighted``, by rows of ``pitch``, 0 where all rows have the same. room:
+    ``columns``, ``weights``, and ``decoded``, which loading needs.
     """
-    size, one = layout.block, v.doubles_of(np.float64(1))
-    for i in range(size):
-        v.store_lanes(columns, i * LANES, one)
-    for b in range(blocks if weighted else np.uint64(0)):
+    size, step = layout.block, np.uint64(1) if how.row else LANES
+    if how.row:
+        load(x, block * size, size, layout.kind, room.columns)
+    else:
+        load_columns(x, block * size, blocks, size, layout.kind, True, room.decoded, room.columns)
+    for b in range(blocks if how.weighted else np.uint64(0)):
         row, place = (block + b) // layout.row_blocks, (block + b) % layout.row_blocks
-        at = row * pitch + place * size
+        at = row * how.pitch + place * size
         for i in range(size):
-            columns[i * LANES + b] = weights[at + i]
+            room.weights[i * step + b] = weights[at + i]
 
 
 @device
@@ -162,6 +164,15 @@ def add_row(values: Any, count: Any) -> None:
     """Add ``count`` vectors of one block pairwise, into all first lanes."""
     add_neighbors(values, count * LANES)
     v.store_lanes(values, np.uint64(0), v.doubles_of(values[0]))
+
+
+@inlined
+def add_vectors(values: Any, size: Any, row: Any) -> None:
+    """Add vectors of doubles pairwise; over all lanes if ``row``."""
+    if row:
+        add_row(values, size)
+    else:
+        add_pairwise(values, size)
 
 
 def _summed(term: Any) -> Any:

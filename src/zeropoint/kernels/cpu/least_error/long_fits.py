@@ -18,9 +18,12 @@ import numpy as np
 
 from ..encode.block_scales import rounded
 from ..machine import vector as v
+from ..machine.descriptor import unpack
 from ..machine.intrinsics import device, inlined, scratch
 from ..machine.reductions import most_lane, multiply_add, sum_of_doubles, whole
+from ..machine.team import bundled
 from ..machine.tile import load
+from .integer_scales import unpack_fitting
 from .lane_errors import add_errors, decode_lanes
 from .lanes import LANES, code_of, exponent_of, magnitudes, power_of, where
 
@@ -147,15 +150,15 @@ def _fit_block(x: Any, n: Any, desc: Any, fitting: Any, scales: Any, columns: An
     scales[n] = scale
 
 
-@device
-def long_fitted_slots(
-    x: Any, desc: Any, fitting: Any, scales: Any, floats: Any, doubles: Any, first: Any, last: Any
-) -> None:
-    """Improve scales of ``x``'s blocks in some slots, others become 0.
+@bundled
+def long_fitted_slots(args: Any, first: Any, last: Any) -> None:
+    """Improve scales of blocks in some slots, others become 0.
 
-    fitting: :class:`.integer_scales.Fitting`. scales: float32, of a start. floats, doubles: room for two
-    blocks in each of the slots.
+    args: numbers, a descriptor, :class:`.integer_scales.Fitting` and its ratios, scales of a start, float32,
+    and room for two blocks in each of the slots, float32 and float64.
     """
+    x, packed, record, ratios, scales, floats, doubles = args
+    desc, fitting = unpack(packed), unpack_fitting(record, ratios=ratios)
     layout, slots = desc.layout, fitting.slots
     block, blocks = layout.block, np.uint64(scales.size)
     for slot in range(first, last):

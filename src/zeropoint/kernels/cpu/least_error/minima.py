@@ -12,6 +12,7 @@ from ..machine.descriptor import OK
 from ..machine.intrinsics import device, scratch
 from ..machine.named_records import unpacker
 from ..machine.reductions import root
+from ..machine.team import bundled
 from ..machine.vector import floats_of, load_lanes, store_lanes, words_of
 from .lanes import LANES, SUPER, is_zero, magnitudes, rounded, where
 from .line_search import Tries, fit_minima
@@ -84,12 +85,15 @@ def _fit_stored(kind: Any, count: Any, scales: Any, minima: Any) -> None:
                 codes[i] &= np.int32(63)
 
 
-@device
-def minima_rows(x: Any, importance: Any, kind: Any, packed: Any, levels: Any, first: Any, last: Any) -> Any:
-    """Quantize super-blocks ``first`` to ``last`` of ``x``, float32.
+@bundled
+def minima_rows(args: Any, first: Any, last: Any) -> Any:
+    """Quantize super-blocks ``first`` to ``last``.
 
-    packed: takes codes, ``kind.bits`` each.
+    args: float32, importance, a packed :class:`MinimaKind`, memory of codes, ``kind.bits`` each, and
+    :class:`MinimaLevels`.
     """
+    x, importance, kind, packed = args[0], args[1], unpack_minima(args[2]), args[3]
+    levels = MinimaLevels(*args[4:])
     size, line = kind.size, kind.line
     count = SUPER // size
     group = LANES // count

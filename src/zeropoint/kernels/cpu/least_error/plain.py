@@ -15,10 +15,12 @@ from ..machine.descriptor import OK
 from ..machine.intrinsics import bits32, device, float32_of, narrow_half, scratch
 from ..machine.named_records import unpacker
 from ..machine.reductions import integers, root
+from ..machine.team import bundled, over_rows
 from ..machine.vector import above, bits_of, floats_of, load_lanes, store_lanes, values_of, words_of
 from .lanes import LANES, is_zero, magnitudes, rounded, sum_of_squares, where
 from .line_search import Tries, fit_minima, fit_signed
 from .super_block import ZERO, load_group, load_importance
+from .table_scales import table_rows
 
 SYMMETRIC, AFFINE, EIGHT_BITS, TERNARY, MXFP4, NVFP4, TABLE = (np.uint64(n) for n in range(7))
 """Kinds of types."""
@@ -93,7 +95,7 @@ def _power(exponent: Any) -> Any:
 
 
 @device
-def _float_scales(values: Any, kind: Any, ends: Any, octets: Any, first: Any, last: Any) -> None:
+def _float_scales(kind: Any, ends: Any, octets: Any, first: Any, last: Any) -> None:
     """Write the bytes of scales, and to ``ends`` half of the scales."""
     for block in range(LANES):
         amax = np.float32(abs(ends[LANES + LANES + block]))
@@ -201,7 +203,7 @@ def _pack(columns: Any, kind: Any, words: Any, out: Any, first: Any, last: Any) 
 
 
 @device
-def plain_rows(
+def _plain_rows(
     x: Any, importance: Any, means: Any, kind: Any, packed: Any, numbers: Any, first: Any, last: Any
 ) -> Any:
     """Quantize blocks ``first`` to ``last`` of ``x``, float32.
@@ -225,13 +227,28 @@ def plain_rows(
                     numbers.half_minima[start + block] = narrow_half(-found[LANES + block])
         else:
             _largest(values, kind.size, ends)
-            _float_scales(values, kind, ends, numbers.octets, start, last)
+            _float_scales(kind, ends, numbers.octets, start, last)
             _closest_floats(values, kind.size, ends, codes)
         _pack(codes, kind, words, packed, start, start + count)
     return state
 
 
-@device
+@bundled
+def plain_rows(args: Any, first: Any, last: Any) -> Any:
+    """Quantize blocks with one number or two; rows are blocks.
+
+    args: float32, importance, means, a packed :class:`PlainKind`, memory of codes, as uint32, and
+    :class:`Numbers`.
+    """
+    x, importance, means, record, packed, halves, half_minima, octets = args
+    kind = unpack_plain(record)
+    if kind.kind == TABLE:
+        codes = packed.view(np.uint8)
+        return table_rows(x, importance, kind.columns, kind.weighted, codes, halves, first, last)
+    return _plain_rows(x, importance, means, kind, packed, Numbers(halves, half_minima, octets), first, last)
+
+
+@over_rows
 def square_rows(x: Any, columns: Any, out: Any, first: Any, last: Any) -> None:
     """Write each row's sum of squares, added one by one."""
     for row in range(first, last):

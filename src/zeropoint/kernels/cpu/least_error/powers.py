@@ -23,8 +23,8 @@ from ....ops.lowering import Flag, Float32, UInt64
 from ..machine import vector as v
 from ..machine.intrinsics import device, inlined
 from ..machine.reductions import integers, multiply_add, root, sum_of_doubles, whole
-from .lane_errors import add_row
-from .lanes import LANES, add_pairwise, magnitudes
+from .lane_errors import add_vectors
+from .lanes import LANES, magnitudes
 
 _PLACES = np.uint64(10)
 """Binary places of a power."""
@@ -123,14 +123,6 @@ def _past(columns: Any, i: Any, end: Any) -> Any:
     return v.larger(past, v.doubles_of(np.float64(0)))
 
 
-@device
-def _add(sums: Any, size: Any, row: Any) -> None:
-    if row:
-        add_row(sums, size)
-    else:
-        add_pairwise(sums, size)
-
-
 @inlined
 def _joined(total: Any, row: Any) -> Any:
     return v.doubles_of(sum_of_doubles(total)) if row else total
@@ -146,7 +138,7 @@ def add_powers(columns: Any, decoded: Any, size: Any, row: Any, power: Any, sums
         at = i * LANES
         off = v.wide_floats(v.load_lanes(decoded, at)) - v.wide_floats(v.load_lanes(columns, at))
         v.store_lanes(sums, at, powers_of(off, power))
-    _add(sums, size, row)
+    add_vectors(sums, size, row)
 
 
 @device
@@ -166,7 +158,7 @@ def add_clipped_powers(columns: Any, size: Any, row: Any, power: Any, ends: Any,
     end = v.load_lanes(ends, np.uint64(0))
     for i in range(size):
         v.store_lanes(sums, i * LANES, powers_of(_past(columns, i, end), power))
-    _add(sums, size, row)
+    add_vectors(sums, size, row)
 
 
 @device

@@ -14,6 +14,7 @@ from ..machine.emit import emit_packed
 from ..machine.intrinsics import device, inlined, load64, narrow_half, scratch, store64, widen_half
 from ..machine.named_records import unpacker
 from ..machine.reductions import any_lane, integers, most_lane
+from ..machine.team import bundled
 from ..machine.vector import (
     above,
     bits_of,
@@ -52,6 +53,7 @@ from .super_block import (
     write_codes,
     write_level,
 )
+from .table_scales import FOUR, table_super_rows
 
 THREE = np.uint64(3)
 _EIGHT, _LONG, _ROOM = np.uint64(8), 16 * 16, 256 + 8
@@ -336,3 +338,17 @@ def _store_scales(d: Any, mask: Any, block: Any, fine: Any, stored: Any, scales:
     whole = write_level(fine, SIZE, block, d, scales, halves, np.uint16(0))
     for i in range(SIZE):
         stored[i] = np.float32(whole * stored[i])
+
+
+@bundled
+def signed_rows(args: Any, first: Any, last: Any) -> Any:
+    """Search signed scales; rows are super-blocks. See :func:`six_bit_rows`."""
+    x, importance, record, packed, scales, halves = args
+    kind = unpack_signed(record)
+    if kind.bits == FOUR:
+        return table_super_rows(x, importance, kind, packed, scales, halves, first, last)
+    if kind.bits != THREE:
+        return six_bit_rows(x, importance, kind, packed, scales, halves, first, last)
+    if kind.weighted:
+        return three_bit_rows(x, importance, kind, packed, scales, halves, first, last)
+    return moved_rows(x, packed, scales, halves, first, last)

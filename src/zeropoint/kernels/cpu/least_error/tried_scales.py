@@ -18,20 +18,12 @@ import numpy as np
 
 from ....ops.lowering import Flag, Float32, Float64, UInt64
 from ..machine import vector as v
+from ..machine.descriptor import unpack
 from ..machine.intrinsics import device, float64_of, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.reductions import any_lane, most_lane
-from ..machine.tile import load
-from .lane_errors import (
-    LONGEST,
-    SUMS,
-    add_clipped,
-    add_errors,
-    add_products,
-    add_squares,
-    decode_lanes,
-    load_weights,
-)
+from ..machine.team import bundled
+from .lane_errors import add_clipped, add_errors, add_products, add_squares, decode_lanes, load_blocks
 from .lanes import LANES, magnitudes, narrowed, where
 from .powers import (
     LEAST_SUM,
@@ -46,7 +38,7 @@ from .powers import (
     powers_of,
     units_of,
 )
-from .windows import ONES, load_columns
+from .windows import ONES
 
 _PARTS, _NONE = np.uint64(16), np.uint64(0)
 _AMAX, _START, _TRIED, _BEST, _FACTORS, _DIVISORS, _UNITS = (np.uint64(n * 16) for n in range(7))
@@ -70,7 +62,8 @@ class ScaleTries(NamedTuple):
     least, largest: of the format of scales. coarse, over: the scale above, and whether it divides. checked:
     after how many steps it is asked whether all else clips too much. largest_clips: whether the largest
     number alone says so. row: whether the numbers of one block fill all lanes, which then agree. slots: of
-    blocks that do. power: of errors, :class:`.powers.Power`; others than the second are without weights.
+    blocks, each with memory of its own. power: of errors, :class:`.powers.Power`; others than the second are
+    without weights.
     """
 
     doubled: UInt64
@@ -95,7 +88,7 @@ class ScaleTries(NamedTuple):
     coarse: Float32 = 1.0
     weighted: Flag = False
     pitch: UInt64 = 0
-    slots: UInt64 = 0
+    slots: UInt64 = 1
 
 
 unpack_tries = unpacker(ScaleTries)
@@ -392,52 +385,36 @@ def _search_blocks(room: Any, size: Any, element: Any, rule: Any, tries: Any) ->
         _search_from(room, size, element, rule, tries, False)
 
 
-@device
-def tried_rows(x: Any, desc: Any, weights: Any, tries: Any, scales: Any, first: Any, last: Any) -> None:
-    """Improve scales of rows of whole blocks; others become 0.
+@bundled
+def tried_slots(args: Any, first: Any, last: Any) -> None:
+    """Improve scales of whole blocks, others become 0; rows are slots.
 
-    weights: float64, of errors, by rows of ``tries.pitch``. scales: float32, of a start, the level's own.
+    16 blocks are searched at a time, or a long one. args: numbers, a descriptor, weights of errors, float64,
+    by rows of ``pitch``, :class:`ScaleTries` and its arrays, scales of a start, float32, the level's own, and
+    memory, float32 and float64: for each slot twice and thrice the numbers of what is searched at a time.
     """
-    layout, element, rule = desc
-    room = _Room(
-        scratch(LONGEST, np.float32), scratch(LONGEST, np.float32), scratch(LONGEST, np.float64),
-        scratch(LONGEST, np.float64), scratch(SUMS, np.float64), scratch(FLOATS_OF_BLOCKS, np.float32),
-        scratch(80, np.float64), scratch(32, np.int64),
-    )  # fmt: skip
-    size, end = layout.block, last * layout.row_blocks
-    for block in range(first * layout.row_blocks, end, LANES):
-        blocks = min(LANES, end - block)
-        load_columns(x, block * size, blocks, size, layout.kind, True, room.decoded, room.columns)
-        load_weights(weights, block, blocks, layout, tries.weighted, tries.pitch, room.weights)
-        for b in range(LANES):
-            room.scales[_START + b] = scales[block + b] if b < blocks else np.float32(1)
-        _search_blocks(room, size, element, rule, tries)
-        for b in range(blocks):
-            scales[block + b] = room.scales[_BEST + b]
-
-
-@device
-def long_rows(
-    x: Any, desc: Any, weights: Any, tries: Any, scales: Any, memory: Any, first: Any, last: Any
-) -> None:
-    """Improve scales of long blocks, one at a time, like :func:`tried_rows`.
-
-    memory: float32 and float64, of twice and thrice the numbers of a block.
-    """
-    (floats, doubles), (layout, element, rule) = memory, desc
-    size = layout.block
-    room = _Room(
-        floats[:size], floats[size:], doubles[:size], doubles[size : size + size], doubles[size + size :],
-        scratch(FLOATS_OF_BLOCKS, np.float32), scratch(80, np.float64), scratch(32, np.int64),
-    )  # fmt: skip
-    for i in range(size):
-        room.weights[i] = np.float64(1)
-    for block in range(first, last):
-        load(x, block * size, size, layout.kind, room.columns)
-        row, place = block // layout.row_blocks, block % layout.row_blocks
-        if tries.weighted:
-            for i in range(size):
-                room.weights[i] = weights[row * tries.pitch + place * size + i]
-        v.store_lanes(room.scales, _START, v.floats_of(scales[block]))
-        _search_blocks(room, size // LANES, element, rule, tries)
-        scales[block] = room.scales[_BEST]
+    x, packed, weights, record, (parts, table, halved, values), scales, floats, doubles = args
+    layout, element, rule = unpack(packed)
+    tries = unpack_tries(record, parts=parts, table=table, halved=halved, values=values)
+    step, blocks, slots = np.uint64(1) if tries.row else LANES, np.uint64(scales.size), tries.slots
+    own, errors, places = (
+        scratch(FLOATS_OF_BLOCKS, np.float32),
+        scratch(80, np.float64),
+        scratch(32, np.int64),
+    )
+    n = layout.block * step
+    for slot in range(first, last):
+        narrow, wide = floats[slot * (n + n) :], doubles[slot * (n + n + n) :]
+        room = _Room(narrow[:n], narrow[n:], wide[:n], wide[n : n + n], wide[n + n :], own, errors, places)
+        for i in range(_NONE, n, LANES):
+            v.store_lanes(room.weights, i, v.doubles_of(np.float64(1)))
+        end = blocks * (slot + np.uint64(1)) // slots
+        for block in range(blocks * slot // slots, end, step):
+            count = min(step, end - block)
+            load_blocks(x, weights, block, count, layout, tries, room)
+            v.store_lanes(own, _START, v.floats_of(scales[block] if tries.row else np.float32(1)))
+            for b in range(count):
+                own[_START + b] = scales[block + b]
+            _search_blocks(room, n // LANES, element, rule, tries)
+            for b in range(count):
+                scales[block + b] = own[_BEST + b]

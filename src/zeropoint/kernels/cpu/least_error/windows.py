@@ -31,16 +31,18 @@ from ..encode.block_scales import (
     combined,
     inverse_power_of,
     minifloat_value,
+    minifloat_values,
     power_of,
 )
 from ..encode.elements import EXPONENT, INFINITE, MAGIC
 from ..encode.rows import PACKED, encode_span, tile_span
 from ..encode.step_access import Elements, values_in_order
 from ..machine import vector as v
-from ..machine.descriptor import BAD_VALUE, INTEGER, MULTIPLY, OK, POWER
+from ..machine.descriptor import BAD_VALUE, INTEGER, MULTIPLY, OK, POWER, unpack
 from ..machine.intrinsics import bits32, device, float32_of, inlined, scratch, shl32
 from ..machine.named_records import unpacker
 from ..machine.reductions import any_lane, integers, multiply_add
+from ..machine.team import over_rows
 from ..machine.tile import NOT_FINITE, TILE, block_amax, load
 from .lanes import LANES, add_neighbors, magnitudes, transpose, where
 from .window_errors import float_errors, integer_errors, quarter_errors, takes_quarters
@@ -90,11 +92,7 @@ def factors_of(codes: Any, rule: Any) -> Any:
     words = integers(codes)
     if rule.how == POWER:
         return v.values_of(words << v.words_of(np.uint32(23)))
-    shift = v.words_of(rule.mantissa)
-    field = v.larger_bits(words >> shift, v.words_of(np.uint32(1)))
-    steps = v.floats_of_integers(words - ((field - v.words_of(np.uint32(1))) << shift))
-    exponent = field + v.words_of(np.uint32(np.uint32(rule.emin - rule.mantissa) - np.uint32(1)))
-    values = steps * v.values_of(exponent << v.words_of(np.uint32(23)))
+    values = minifloat_values(words, rule)
     if rule.inverse:
         return values / v.floats_of(rule.coarse)
     return values * v.floats_of(rule.coarse)
@@ -357,39 +355,58 @@ def start_scales(
     return worst, state
 
 
-@device
+def over_spans(search: Any, room_of: Any) -> Any:
+    """Build the driver of a search of 16 blocks at a time.
+
+    search: improves the scales of some blocks, and their factors. room_of: its memory.
+    """
+
+    @device
+    def rows(x: Any, desc: Any, tried: Any, order: Any, found: Any, out: Any, first: Any, last: Any) -> Any:
+        layout, block, (stored, scales) = desc.layout, desc.layout.block, found
+        floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
+        room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
+        search_room, amax, none = room_of(), scratch(TILE, np.uint32), scratch(1, np.float32)
+        per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
+        at, end = first * layout.cols, last * layout.cols
+        block_at, byte_at = first * layout.row_blocks, first * layout.row_bytes
+        while at < end:
+            span = tile_span(block, end - at)
+            blocks = span // block
+            magnitude, started = start_scales(x, at, span, desc, block_at, stored, amax, per_block)
+            worst, state = max(worst, magnitude), max(state, started)
+            if worst < NOT_FINITE and state == OK:
+                for b in range(np.uint64(0), blocks, LANES):
+                    some, own = min(LANES, blocks - b), scales[block_at + b : block_at + blocks]
+                    search(x, at + b * block, some, desc, tried, search_room, own, per_block[b:blocks])
+            used = BlockFactors(per_block, none)
+            byte_at = encode_span(Elements(x, at, span), desc, order, used, room, out, byte_at)
+            at += span
+            block_at += blocks
+        return BAD_VALUE if worst >= NOT_FINITE else state
+
+    return rows
+
+
+@inlined
+def _room() -> Any:
+    """Memory of :func:`search_blocks`."""
+    floats = scratch(_LONG, np.float32), scratch(_LONG, np.float32), scratch(96, np.float32)
+    return (*floats, scratch(128, np.float64))
+
+
+_searched_rows = over_spans(search_blocks, _room)
+
+
+@over_rows
 def searched_rows(
-    x: Any, desc: Any, window: Any, order: Any, scale_codes: Any, out: Any, first: Any, last: Any
+    x: Any, desc: Any, window: Any, order: Any, codes: Any, out: Any, first: Any, last: Any
 ) -> Any:
     """Quantize rows of whole blocks under scales of least squared error.
 
-    Arguments and results: see :func:`..encode.rows.quantize_rows`; window: :class:`Candidates`.
+    Arguments and results: see :func:`..encode.rows.quantize_rows`; desc: packed; window: a packed
+    :class:`Candidates`; codes: of scales.
     """
-    layout = desc.layout
-    floats = scratch(TILE, np.float32), scratch(TILE, np.float32), scratch(TILE, np.float32)
-    room = floats, scratch(TILE, np.uint8), scratch(PACKED, np.uint8)
-    search_room = (
-        scratch(_LONG, np.float32),
-        scratch(_LONG, np.float32),
-        scratch(96, np.float32),
-        scratch(128, np.float64),
-    )
-    amax, none = scratch(TILE, np.uint32), scratch(1, np.float32)
-    per_block, worst, state = scratch(TILE, np.float32), np.uint32(0), OK
-    block, stored = layout.block, ScaleArrays(none, scale_codes, none)
-    at, end = first * layout.cols, last * layout.cols
-    block_at, byte_at = first * layout.row_blocks, first * layout.row_bytes
-    while at < end:
-        span = tile_span(block, end - at)
-        blocks = span // block
-        magnitude, found = start_scales(x, at, span, desc, block_at, stored, amax, per_block)
-        worst, state = max(worst, magnitude), max(state, found)
-        if worst < NOT_FINITE and state == OK:
-            for b in range(np.uint64(0), blocks, LANES):
-                some, codes = min(LANES, blocks - b), scale_codes[block_at + b : block_at + blocks]
-                search_blocks(x, at + b * block, some, desc, window, search_room, codes, per_block[b:blocks])
-        used = BlockFactors(per_block, none)
-        byte_at = encode_span(Elements(x, at, span), desc, order, used, room, out, byte_at)
-        at += span
-        block_at += blocks
-    return BAD_VALUE if worst >= NOT_FINITE else state
+    none, tried = scratch(1, np.float32), unpack_candidates(window)
+    stored = ScaleArrays(none, codes, none)
+    return _searched_rows(x, unpack(desc), tried, order, (stored, codes), out, first, last)

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..encode.rows import QuantizeArrays, quantize_rows
-from ..machine.descriptor import GIVEN, OK
+from ..machine.descriptor import GIVEN, OK, unpack
 from ..machine.intrinsics import by_dtype, device, inlined, scratch
+from ..machine.team import bundled, over_rows
 from .chunks import (
     FOUR,
     LANES,
@@ -30,7 +31,10 @@ from .chunks import (
     ZERO,
     Matrix,
     RowCodes,
+    Weights,
     multiply_chunks,
+    unpack_matrix,
+    unpack_slots,
 )
 from .panels import PANEL
 from .products import (
@@ -187,3 +191,30 @@ def float_rows(x: Any, weights: Any, work: Any, out: Any, rows: Any, columns: An
     values, count = x[rows[0] * weights.matrix.cols :], rows[1] - rows[0]
     inputs = RowCodes(values, starts, moves[:0], factors)
     multiply_chunks(inputs, count, weights, work, out, rows[0], columns)
+
+
+@bundled
+def code_slots(args: Any, first: Any, last: Any) -> Any:
+    """Compute slots of a layer's output from integer codes.
+
+    args: an array of the dtype of codes, x, a descriptor, order, whether codes have a sign, the given scale
+    and zero point, fields of :class:`.chunks.Weights`, workspace, output, :class:`.chunks.Slots`.
+    """
+    like, x, desc, order, signed, given, weight, work, out, cut = args
+    source = Input(unpack(desc), order, np.uint8(signed), given[0], given[1])
+    weights = Weights(weight[0], unpack_matrix(weight[1]), weight[2], weight[3])
+    slots, state = unpack_slots(cut), OK
+    for slot in range(first, last):
+        own, rows, columns = slot_of(work, slots, slot)
+        state = max(state, code_rows(like, (x, source, weights, own, out, rows, columns)))
+    return state
+
+
+@over_rows
+def float_slots(x: Any, weight: Any, work: Any, out: Any, cut: Any, first: Any, last: Any) -> None:
+    """Compute slots of a layer's output from float32; see :func:`float_rows`."""
+    weights = Weights(weight[0], unpack_matrix(weight[1]), weight[2], weight[3])
+    slots = unpack_slots(cut)
+    for slot in range(first, last):
+        own, rows, columns = slot_of(work, slots, slot)
+        float_rows(x, weights, own, out, rows, columns)

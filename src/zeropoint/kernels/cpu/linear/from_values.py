@@ -17,6 +17,7 @@ from numba import types
 from ....ops.lowering import UInt64
 from ..decode.rows import DequantizeArrays, dequantize_rows
 from ..machine.compilers import x86_has
+from ..machine.descriptor import unpack
 from ..machine.intrinsics import (
     ANY,
     F32,
@@ -30,8 +31,9 @@ from ..machine.intrinsics import (
     tools,
 )
 from ..machine.named_records import unpacker
-from ..machine.vector import load_lanes, store_lanes
-from .panels import LANES, PANEL, VECTORS, columns_at, spread
+from ..machine.team import over_rows
+from ..machine.vector import in_all_lanes, load_lanes, store_lanes
+from .panels import LANES, PANEL, VECTORS, columns_at
 from .products import HIGH, add_product, zeroed
 
 _FLOATS = ir.VectorType(F32, LANES)
@@ -69,7 +71,7 @@ unpack_panels = unpacker(Panels)
 
 
 def work_floats(cols: int) -> int:
-    """Return the numbers of workspace that :func:`value_panels` needs: rows, a panel, sums."""
+    """Return the numbers of workspace of a slot: rows, a panel, sums."""
     return (LANES + PANEL) * cols + int(BLOCK) * PANEL
 
 
@@ -106,7 +108,7 @@ def add_panel(
             places = [builder.add(at, I64(LANES * v)) for v in vectors]
             weights = [load_from(builder, panel, index, _FLOATS, 4) for index in places]
             for first, row in zip(firsts, totals, strict=True):
-                numbers = spread(builder, builder.load(builder.gep(first, [loop.index])), _FLOATS)
+                numbers = in_all_lanes(builder, builder.load(builder.gep(first, [loop.index])), _FLOATS)
                 for weight, total in zip(weights, row, strict=True):
                     builder.store(add_product(builder, builder.load(total), numbers, weight), total)
         for r, row in enumerate(totals):
@@ -157,14 +159,10 @@ def finish_block(
 
 
 @device
-def value_panels(
+def _value_panels(
     x: Any, weight: Any, shape: Any, bias: Any, work: Any, out: Any, first: Any, last: Any
 ) -> None:
-    """Compute panels ``first`` to ``last`` of the output.
-
-    x: (count * cols,) float32. weight: :class:`PackedValues`. shape: :class:`Panels`. bias: (rows,) float32,
-    or empty. work: float32, as many as :func:`work_floats` says. out: (count * rows,) float32.
-    """
+    """Compute panels ``first`` to ``last`` of the output."""
     count, cols, rows = shape.input_rows, shape.cols, shape.rows
     values, panel, sums = work[: STEP * cols], work[STEP * cols :], work[(STEP + WIDE) * cols :]
     for p in range(first, last):
@@ -184,3 +182,20 @@ def value_panels(
                 for r in range(fours, high):
                     add_panel(x, ((top + r) * cols + k,), panel, k * WIDE, steps, sums, r * WIDE)
             finish_block(sums, high, width, bias, begin, out, top * rows + begin, rows)
+
+
+@over_rows
+def value_slots(x: Any, stored: Any, bias: Any, work: Any, out: Any, cut: Any, first: Any, last: Any) -> None:
+    """Compute slots of a layer's output from values of its weight.
+
+    x: (count * cols,) float32. stored: fields of :class:`PackedValues`. bias: (rows,) float32, or empty.
+    work: float32, as many as :func:`work_floats` says for each slot. out: (count * rows,) float32. cut:
+    packed :class:`Panels`.
+    """
+    weight, shape = PackedValues(unpack(stored[0]), *stored[1:]), unpack_panels(cut)
+    panels, slots = shape.panels, shape.slots
+    size = np.uint64(len(work)) // slots
+    for slot in range(first, last):
+        own = work[slot * size : (slot + ONE) * size]
+        ends = panels * slot // slots, panels * (slot + ONE) // slots
+        _value_panels(x, weight, shape, bias, own, out, *ends)

@@ -26,6 +26,7 @@ from ..machine.intrinsics import (
     store_at,
     tools,
 )
+from ..machine.vector import in_all_lanes
 from .products import HIGH, QUADS, SHIFT, add_product, add_quads, shuffled, sums_of_lanes, zeroed
 
 VECTORS = 4
@@ -44,12 +45,6 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
         pairs = zip(rows[: count // 2], rows[count // 2 :], strict=True)
         rows = [shuffled(builder, u, v, half) for u, v in pairs for half in (low, high)]
     return rows
-
-
-def spread(builder: Any, number: Any, kind: Any) -> Any:
-    """Return a vector whose lanes are all ``number``."""
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), number, I32(0))
-    return shuffled(builder, one, one, [0] * kind.count)
 
 
 def columns_at(builder: Any, array: Any, at: tuple[Any, Any], kind: Any) -> list[Any]:
@@ -96,7 +91,7 @@ class _Tile:
             begun.append(load_from(builder, array, builder.mul(at, I64(LANES)), _SUMS, 4))
         begins = sums_of_lanes(builder, builder.add, begun)
         for r, row in enumerate(totals):
-            begin = spread(builder, builder.extract_element(begins, I32(r)), _SUMS)
+            begin = in_all_lanes(builder, builder.extract_element(begins, I32(r)), _SUMS)
             for total in row:
                 builder.store(begin, total)
         first = builder.mul(group, steps)
@@ -105,7 +100,7 @@ class _Tile:
             weights = [self._weight(step, v) for v in range(VECTORS)]
             for codes, row in zip(self._codes, totals, strict=True):
                 number = load_from(builder, codes, step, I32)
-                numbers = builder.bitcast(spread(builder, number, _SUMS), _BYTES)
+                numbers = builder.bitcast(in_all_lanes(builder, number, _SUMS), _BYTES)
                 for weight, total in zip(weights, row, strict=True):
                     builder.store(add_quads(builder, builder.load(total), weight, numbers), total)
         return totals

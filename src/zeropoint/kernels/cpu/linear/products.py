@@ -28,6 +28,7 @@ from numba import types
 
 from ..machine import intrinsics as m
 from ..machine.compilers import x86_has
+from ..machine.vector import in_all_lanes
 
 HIGH = 4
 """Rows of the input of a tile."""
@@ -222,7 +223,7 @@ class _Tile:
         """Add a group's float sums, times its scale, to ``results``, lane-wise."""
         builder = self.builder
         for c, scale in enumerate(scales):
-            factor = self._vector([scale] * self.results.count)
+            factor = in_all_lanes(builder, scale, self.results)
             for row, result in zip(totals, results, strict=True):
                 total = add_product(builder, builder.load(result[c]), builder.load(row[c]), factor)
                 builder.store(total, result[c])

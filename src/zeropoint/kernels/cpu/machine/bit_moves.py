@@ -46,6 +46,7 @@ from .intrinsics import (
 )
 from .named_records import record_type, unpacker
 from .pack import apart, load_codes, steps_of, together
+from .team import over_rows
 from .tile import fetch_ahead
 from .vector import in_all_lanes, load_lanes, octets_of, store_lanes
 
@@ -217,7 +218,7 @@ unpack_blocks, unpack_move = unpacker(BlockBytes), unpacker(BitMove)
 _MOVE = record_type(BitMove).itemsize
 
 
-@device
+@over_rows
 def move_rows(
     data: Any, levels: Any, lines: Any, moves: Any, sizes: Any, tables: Any, first: Any, last: Any
 ) -> None:
@@ -258,9 +259,9 @@ def move_rows(
             if mask == 0 and regroups:
                 continue
             if mask == 0 and joins:
-                join_digits(fields[n], begin, pitch, lines, at, nbytes, size, count)
+                join_digits((fields[n], begin, pitch), (lines, at, nbytes), size, count)
             elif mask == 0:
-                split_digits(lines, at, nbytes, fields[n], begin, pitch, size, count)
+                split_digits((lines, at, nbytes), (fields[n], begin, pitch), size, count)
             elif size == 0 and mask == _SIGN and joins:
                 _pack_signs(fields[n], begin, pitch, lines, at, nbytes, (low, flip), count)
             elif size == 0 and mask == _SIGN:

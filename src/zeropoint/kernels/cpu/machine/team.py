@@ -63,36 +63,27 @@ def run_bundled(typingctx: Any, function: Any, args: Any) -> Any:
     return _parts(typingctx, function, args, bundled=True)
 
 
-def over_rows(rows: Any) -> Any:
-    """Build the kernel of a function, for :func:`run_parts`."""
-    function = _compiled(rows)
+def over_rows(rows: Any, run: Any = run_parts) -> Any:
+    """Build the kernel of a function, for :func:`run_parts` or ``run``.
+
+    Its numbers come as packed records, see :mod:`.named_records`. Rows are whatever threads share: blocks,
+    panels, slots.
+    """
+    function = rows if hasattr(rows, "py_func") else device(rows)
 
     def call(*args: Any) -> Any:
-        return run_parts(function, args)
+        return run(function, args)
 
-    return _kernel_of(rows, call)
-
-
-def bundled(rows: Any) -> Any:
-    """Build the kernel of a function, for :func:`run_bundled`."""
-    function = _compiled(rows)
-
-    def call(*args: Any) -> Any:
-        return run_bundled(function, args)
-
-    return _kernel_of(rows, call)
-
-
-def _compiled(rows: Any) -> Any:
-    return rows if hasattr(rows, "py_func") else device(rows)
-
-
-def _kernel_of(rows: Any, call: Any) -> Any:
-    """Compile an entry point under its own name: all have one body."""
+    # All have one body: each is compiled under its own name.
     call.__module__, call.__doc__, call.__name__ = rows.__module__, rows.__doc__, rows.__name__
     call.__qualname__ = f"{rows.__qualname__}.kernel"
     setattr(call, GENERATED, call.__qualname__)
     return kernel(call)
+
+
+def bundled(rows: Any) -> Any:
+    """Build the kernel of a function, for :func:`run_bundled`."""
+    return over_rows(rows, run_bundled)
 
 
 def _parts(typingctx: Any, function: Any, args: Any, *, bundled: bool) -> Any:

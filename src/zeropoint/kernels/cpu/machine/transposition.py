@@ -8,9 +8,11 @@ of lines hold codes of several rows, vectors of the eight words of a place are t
 from typing import Any
 
 import numpy as np
+from numba import types
 
-from .intrinsics import device, inlined, scratch
-from .vector import HALF, load_lanes, store_lanes, words_of
+from .intrinsics import ANY, I64, INDEX, inlined, instruction, load_from, scratch, store_at
+from .team import over_rows
+from .vector import HALF, WORDS, load_lanes, store_lanes, words_of
 
 PANEL = 16
 """Words of a row that are moved together: a cache line."""
@@ -18,44 +20,23 @@ ROWS = 128
 """Rows that are: eight vectors of their words at one place."""
 ROOM = ROWS * PANEL
 _ROWS, _EIGHT = np.uint64(ROWS), np.uint64(8)
-_LOW = np.uint32(0x0000FFFF), np.uint32(0x00FF00FF), np.uint32(0x0F0F0F0F)
 
 
-@inlined
-def _swapped(a: Any, b: Any, by: Any, low: Any) -> Any:
-    """Exchange the upper fields of ``a`` with the lower ones of ``b``."""
-    shift, mask = words_of(np.uint32(by)), words_of(low)
-    moved = ((a >> shift) ^ b) & mask
-    return a ^ (moved << shift), b ^ moved
-
-
-@device
-def _transpose(room: Any, at: Any) -> None:
+@instruction(types.void, ANY, INDEX)
+def _transpose(builder: Any, room: Any, at: Any) -> None:
     """Transpose eight words per lane, 8 x 8 fields of 4 bits."""
-    a, b = load_lanes(room, at), load_lanes(room, at + HALF)
-    c, d = load_lanes(room, at + np.uint64(2) * HALF), load_lanes(room, at + np.uint64(3) * HALF)
-    e, f = load_lanes(room, at + np.uint64(4) * HALF), load_lanes(room, at + np.uint64(5) * HALF)
-    g, h = load_lanes(room, at + np.uint64(6) * HALF), load_lanes(room, at + np.uint64(7) * HALF)
-    a, e = _swapped(a, e, 16, _LOW[0])
-    b, f = _swapped(b, f, 16, _LOW[0])
-    c, g = _swapped(c, g, 16, _LOW[0])
-    d, h = _swapped(d, h, 16, _LOW[0])
-    a, c = _swapped(a, c, 8, _LOW[1])
-    b, d = _swapped(b, d, 8, _LOW[1])
-    e, g = _swapped(e, g, 8, _LOW[1])
-    f, h = _swapped(f, h, 8, _LOW[1])
-    a, b = _swapped(a, b, 4, _LOW[2])
-    c, d = _swapped(c, d, 4, _LOW[2])
-    e, f = _swapped(e, f, 4, _LOW[2])
-    g, h = _swapped(g, h, 4, _LOW[2])
-    store_lanes(room, at, a)
-    store_lanes(room, at + HALF, b)
-    store_lanes(room, at + np.uint64(2) * HALF, c)
-    store_lanes(room, at + np.uint64(3) * HALF, d)
-    store_lanes(room, at + np.uint64(4) * HALF, e)
-    store_lanes(room, at + np.uint64(5) * HALF, f)
-    store_lanes(room, at + np.uint64(6) * HALF, g)
-    store_lanes(room, at + np.uint64(7) * HALF, h)
+    places = [builder.add(at, I64(n * WORDS.count)) for n in range(8)]
+    rows = [load_from(builder, room, place, WORDS.lanes, 4) for place in places]
+    for gap, low in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
+        shift, mask = (WORDS.lanes([number] * WORDS.count) for number in (4 * gap, low))
+        for n in range(8):
+            if not n & gap:
+                # The upper fields of one are exchanged with the lower ones of the other.
+                moved = builder.and_(builder.xor(builder.lshr(rows[n], shift), rows[n + gap]), mask)
+                rows[n] = builder.xor(rows[n], builder.shl(moved, shift))
+                rows[n + gap] = builder.xor(rows[n + gap], moved)
+    for place, row in zip(places, rows, strict=True):
+        store_at(builder, row, room, place, 4)
 
 
 @inlined
@@ -72,7 +53,7 @@ def _line_of(across: Any, place: Any, vector: Any, top: Any, length: Any) -> Any
     return line * length + first, min(left, HALF)
 
 
-@device
+@over_rows
 def turn_panels(rows: Any, lines: Any, order: Any, sizes: Any, first: Any, last: Any) -> None:
     """Move panels ``first`` to ``last`` of the words of rows.
 

@@ -195,16 +195,6 @@ def store_pairs_of_bits(builder: Any, array: Any, at: Any, codes: Any) -> None:
     m.store_at(builder, builder.trunc(both, ir.VectorType(m.I8, fours.count)), array, at)
 
 
-@m.instruction(types.void, m.ANY, m.INDEX, WORDS, WORDS)
-def store_pairs_of_bits_of_words(builder: Any, array: Any, at: Any, first: Any, second: Any) -> None:
-    """Store low two bits of two vectors' words, first below second."""
-    low = builder.and_(first, _constant(WORDS, 3))
-    high = builder.and_(builder.shl(second, _constant(WORDS, 2)), _constant(WORDS, 12))
-    both = builder.bitcast(builder.or_(low, high), LONGS.lanes)
-    both = builder.or_(both, builder.lshr(both, _constant(LONGS, 28)))
-    m.store_at(builder, builder.trunc(both, ir.VectorType(m.I8, LONGS.count)), array, at)
-
-
 @m.instruction(types.void, m.ANY, m.INDEX, WORDS)
 def store_low_octets(builder: Any, array: Any, at: Any, value: Any) -> None:
     """Store the low bytes of 16 words."""

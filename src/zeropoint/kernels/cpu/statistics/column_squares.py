@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....ops.lowering import UInt8, UInt64
-from ..machine.intrinsics import device, scratch
+from ..machine.intrinsics import scratch
 from ..machine.named_records import unpacker
+from ..machine.team import over_rows
 from ..machine.tile import TILE, load
 
 RUN = 64
@@ -25,7 +26,7 @@ class RowsOfColumns(NamedTuple):
 unpack_shape = unpacker(RowsOfColumns)
 
 
-@device
+@over_rows
 def square_columns(x: Any, shape: Any, sums: Any, first: Any, last: Any) -> None:
     """Add the squares of column runs ``first`` to ``last`` to their sums.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..machine import vector as v
 from ..machine.intrinsics import LINE, by_dtype, device, float32_of, inlined, prefetch_far, scratch
+from ..machine.team import over_rows
 from ..machine.tile import BFLOAT16, FLOAT32, ordered, value_of_key
 from .count import FINITE, start_columns, unpack_runs
 from .sums import (
@@ -197,7 +198,7 @@ def add_column(x: Any, at: Any, rows: Any, blocks: Any, kind: Any, into: Any, b:
     carry(limbs, b)
 
 
-@device
+@over_rows
 def sum_columns(
     x: Any, runs: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any, last: Any
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from ....ops.lowering import UInt8, UInt64
 from ..machine.intrinsics import LINE, bits32, by_dtype, device, inlined, load64, prefetch_far, scratch
 from ..machine.named_records import unpacker
+from ..machine.team import over_rows
 from ..machine.tile import NOTHING, TILE, bits_at, load, ordered, run_keys
 from ..machine.vector import larger_bits, larger_signed, smaller_bits, store_lanes
 
@@ -59,7 +60,7 @@ def _as_tile(x: Any, at: Any, count: Any, kind: Any, tile: Any) -> Any:
 widened = by_dtype(float32=_as_it_is, uint16=_as_tile, int16=_as_tile)
 
 
-@device
+@over_rows
 def extreme_keys(x: Any, runs: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
     """Smallest and largest keys of blocks, int32; NaN and Inf are outermost."""
     shape = unpack_runs(runs)
@@ -131,14 +132,7 @@ def take_columns(x: Any, rows: Any, blocks: Any, lanes: Any, ends: Any, first: A
         take_keys(x, o * blocks, first, last, lows, highs)
 
 
-@device
-def finish_columns(blocks: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
-    """Widen the keys of columns by the extremes in ``lanes``."""
-    for copy in range(ENDS):
-        take_keys(lanes, copy * blocks, first, last, lows, highs)
-
-
-@device
+@over_rows
 def column_keys(x: Any, runs: Any, lanes: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
     """Keys of columns, blocks of single neighbors: some cache lines.
 
@@ -148,7 +142,8 @@ def column_keys(x: Any, runs: Any, lanes: Any, lows: Any, highs: Any, first: Any
     begin, end, blocks = first * step, min(last * step, shape.blocks), shape.blocks
     start_columns(lows, highs, begin, end)
     take_columns(x, (np.uint64(0), shape.outer), blocks, lanes, (lows, highs), begin, end)
-    finish_columns(blocks, lanes, lows, highs, begin, end)
+    for copy in range(ENDS):
+        take_keys(lanes, copy * blocks, begin, end, lows, highs)
 
 
 @device
@@ -190,7 +185,7 @@ def move_counts(table: Any, bins: Any, counts: Any, at: Any) -> None:
 
 
 @device
-def count_runs(x: Any, runs: Any, table: Any, counts: Any, ends: Any, first: Any, last: Any) -> None:
+def _count_blocks(x: Any, runs: Any, table: Any, counts: Any, ends: Any, first: Any, last: Any) -> None:
     """Count blocks ``first`` to ``last`` in bins, and find their extremes.
 
     runs: :class:`RunShape`. table: (2**(32 - shift) * LANES,) uint32, zero before and after. counts:
@@ -220,6 +215,20 @@ def count_runs(x: Any, runs: Any, table: Any, counts: Any, ends: Any, first: Any
         lows[b], highs[b] = low, high
 
 
+@over_rows
+def count_runs(
+    x: Any, runs: Any, tables: Any, counts: Any, lows: Any, highs: Any, first: Any, last: Any
+) -> None:
+    """Count long blocks in bins. Rows are slots: a table, blocks."""
+    shape, one = unpack_runs(runs), np.uint64(1)
+    blocks, slots = shape.blocks, shape.slots
+    size = np.uint64(len(tables)) // slots
+    for slot in range(first, last):
+        table = tables[slot * size : (slot + one) * size]
+        begin, end = blocks * slot // slots, blocks * (slot + one) // slots
+        _count_blocks(x, shape, table, counts, (lows, highs), begin, end)
+
+
 @device
 def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
     """Count a finite number in the bins of block ``b``."""
@@ -229,7 +238,7 @@ def count_one(value: Any, shift: Any, bins: Any, counts: Any, b: Any) -> None:
         counts[(b * np.uint64(2) + (np.uint64(bits) >> np.uint64(31))) * bins + place] += np.int64(1)
 
 
-@device
+@over_rows
 def count_short_runs(x: Any, runs: Any, counts: Any, first: Any, last: Any) -> None:
     """Count blocks that are smaller than their bins, directly."""
     shape = unpack_runs(runs)

@@ -6,15 +6,17 @@ import numpy as np
 
 from ....ops.lowering import Float32
 from ..decode.rows import decode, stored_scales
-from ..decode.steps import PackedSteps, StepScales, ValueTarget, can_decode_steps, decode_steps
-from ..encode.rows import parameter_row
+from ..decode.steps import PackedSteps, ValueTarget, can_decode_steps, decode_steps
+from ..encode.rows import parameter_row, tile_span
 from ..encode.step_access import values_in_order
+from ..encode.steps import StepFactors
 from ..machine import vector as v
-from ..machine.descriptor import ZERO_NONE
+from ..machine.descriptor import ZERO_NONE, unpack
 from ..machine.intrinsics import device, float32_of, inlined, scratch
 from ..machine.named_records import unpacker
 from ..machine.pack import load_codes
 from ..machine.reductions import largest_lane, sum_of_lanes, sum_of_words
+from ..machine.team import bundled
 from ..machine.tile import TILE, clear, factor_cut, factor_shift, fetch_ahead, load, spread
 
 ONE = np.uint64(1)
@@ -158,14 +160,6 @@ def take(numbers: Any, at: Any, count: Any, out: Any) -> None:
 
 
 @device
-def add_blocks(added: Any, count: Any, block: Any, spare: Any, values: Any) -> None:
-    """Add block numbers to values; ``spare`` has room for as many."""
-    spread(added, count, block, spare)
-    for i in range(count):
-        values[i] += spare[i]
-
-
-@device
 def rows_at_once(layout: Any, most: Any, last: Any) -> Any:
     """Rows decoded together: short ones of whole steps, up to ``most``.
 
@@ -177,15 +171,15 @@ def rows_at_once(layout: Any, most: Any, last: Any) -> Any:
     return max(most // layout.cols, np.uint64(1)) if regular and stepwise else np.uint64(1)
 
 
-@device
-def measure_rows(arrays: Any, desc: Any, extent: Any, first: Any, last: Any) -> None:
+@bundled
+def measure_rows(args: Any, first: Any, last: Any) -> None:
     """Measure rows ``first`` to ``last`` against their codes, short ones together.
 
-    arrays: :class:`ErrorArrays`. extent: :class:`ClipExtent`.
+    args: a descriptor, :class:`ClipExtent`, :class:`ErrorArrays`.
     """
+    (layout, element, rule), extent = unpack(args[0]), unpack_extent(args[1])
+    arrays = ErrorArrays(*args[2:])
     x, source, table, scales, scale_codes, zeros, adds, sums, clipped = arrays
-    layout, element, rule = desc
-    step = np.uint64(TILE)
     tile, decoded = scratch(TILE, np.float32), scratch(TILE, np.float32)
     factors, offsets = scratch(TILE, np.float32), scratch(TILE, np.float32)
     codes, per_block = scratch(TILE, np.uint8), scratch(TILE, np.float32)
@@ -194,9 +188,7 @@ def measure_rows(arrays: Any, desc: Any, extent: Any, first: Any, last: Any) -> 
         clear(zeroed)
     known = can_decode_steps(element, layout.bits)
     narrow = layout.bits != np.uint64(8) and layout.bits != np.uint64(4)
-    fit = max(step // layout.block, np.uint64(1))
-    fit = fit // np.uint64(8) * np.uint64(8) if fit >= np.uint64(8) else fit
-    per = rows_at_once(layout, fit * layout.block, last)
+    per = rows_at_once(layout, tile_span(layout.block, np.uint64(TILE) * layout.block), last)
     for r in range(first, last, per):
         lines = min(per, last - r)
         at = r * layout.cols
@@ -205,7 +197,7 @@ def measure_rows(arrays: Any, desc: Any, extent: Any, first: Any, last: Any) -> 
         byte_at = r * layout.row_bytes
         start_rows(sums, clipped, r, lines)
         while at < end:
-            span = min(end - at, fit * layout.block)
+            span = tile_span(layout.block, end - at)
             blocks = (span + layout.block - np.uint64(1)) // layout.block
             stored_scales(rule, scales, scale_codes, block_at, blocks, per_block)
             if element.zero_place != ZERO_NONE:
@@ -224,7 +216,7 @@ def measure_rows(arrays: Any, desc: Any, extent: Any, first: Any, last: Any) -> 
                 stepped = whole and known
                 if stepped:
                     steps = PackedSteps(source, byte_at, n, layout.bits, codes, n)
-                    blocks_of_steps = StepScales(own, own_zeros, shift)
+                    blocks_of_steps = StepFactors(own, own_zeros, shift, False)
                     target = ValueTarget(decoded, np.uint64(0), False, False)
                     stepped = decode_steps(steps, element, table, blocks_of_steps, target, False)
                 if not stepped:
@@ -238,7 +230,9 @@ def measure_rows(arrays: Any, desc: Any, extent: Any, first: Any, last: Any) -> 
                     measure_lines(x, at + chunk, n // lines, found, extent, arrays, (r, r + lines))
                 else:
                     if adds.size > 0:
-                        add_blocks(own_added, n, layout.block, tile, decoded)
+                        spread(own_added, n, layout.block, tile)
+                        for i in range(n):
+                            decoded[i] += tile[i]
                     load(x, at + chunk, n, layout.kind, tile)
                     spread(own, n, layout.block, factors)
                     spread(own_zeros, n, layout.block, offsets)

@@ -17,6 +17,7 @@ from ..encode.block_scales import power_of
 from ..machine import vector as v
 from ..machine.intrinsics import bits32, by_dtype, device, inlined, prefetch_far, scratch
 from ..machine.reductions import any_below, sum_of_doubles
+from ..machine.team import over_rows
 from ..machine.tile import FLOAT32, NOTHING, TILE, run_keys, value_of_key
 from .count import FINITE, FRACTION_BITS, PANEL, unpack_runs, widened
 
@@ -206,7 +207,7 @@ def add_piece(x: Any, at: Any, count: Any, largest: Any, kind: Any, tile: Any, s
             add_one(words[i], limbs, counts, b)
 
 
-@device
+@over_rows
 def sum_runs(
     x: Any, runs: Any, limbs: Any, counts: Any, lows: Any, highs: Any, first: Any, last: Any
 ) -> None:
@@ -234,7 +235,7 @@ def sum_runs(
                 carry(limbs, b)
 
 
-@device
+@over_rows
 def sum_short_runs(x: Any, runs: Any, limbs: Any, counts: Any, first: Any, last: Any) -> None:
     """Sum blocks of few neighbors, in the order of memory."""
     shape = unpack_runs(runs)
