@@ -7,8 +7,8 @@ H is the Gram matrix of the inputs, so that the left side is the squared error o
 descending order of its diagonal; scales and their groups follow the original order, so that files hold no
 order. Scales are found beforehand by the search of ``mse_weighted`` (by ``ggml`` for types of GGUF). After
 the step ``shift`` its weights are the pivots D: D_j is the cost of an error in column j once later columns
-make up for it. Without that step pivots lower the error of each layer and raise the whole model's by two
-fifths (docs/evidence/methods.md). Codes and errors equal GPTQ's with the same order and scales; no inverse is
+make up for it. Without that step pivots lower the error of each layer and raise the whole model's at 3 and 4
+bits (docs/evidence/methods.md). Codes and errors equal GPTQ's with the same order and scales; no inverse is
 formed.
 
 Source: Frantar et al., GPTQ, arXiv:2210.17323; Chee et al., QuIP, arXiv:2307.13304, section 3 (feedback, and
