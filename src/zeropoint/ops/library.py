@@ -105,7 +105,7 @@ class Operator:
         def checked(*given: Any) -> Any:
             if torch.onnx.is_in_onnx_export():
                 raise UnsupportedError(
-                    f"torch.onnx.export knows no zeropoint::{self._name}; convert the model, and write it by "
+                    f"torch.onnx.export knows no zeropoint::{self._name}; write it by "
                     "zeropoint.export.onnx.export_onnx"
                 )
             return function(*given)

@@ -14,8 +14,8 @@ from torch.export import Dim
 import zeropoint as zp
 from zeropoint.errors import CheckpointError, UnsupportedError
 from zeropoint.export.onnx import export_onnx
-from zeropoint.models import calibrate, prepare, quantize_model
-from zeropoint.models.graph import calibrate_graph, prepare_graph, quantize_graph, to_program
+from zeropoint.models import calibrate, convert, prepare, quantize_model
+from zeropoint.models.graph import calibrate_graph, convert_graph, prepare_graph, quantize_graph, to_program
 from zeropoint.recipes import parse_recipe
 
 pytestmark = pytest.mark.rotating
@@ -201,15 +201,22 @@ def test_arguments_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_is_prepared_and_not_converted_is_refused(tmp_path: Path) -> None:
+def test_a_prepared_model_is_written_as_what_it_is_converted_to(tmp_path: Path) -> None:
     layer, x = nn.Linear(64, 8), torch.randn(3, 64)
-    for prepared in (
-        prepare(layer, "w8a8"),
-        prepare(nn.Sequential(layer), "w8a8"),
-        prepare_graph(torch.export.export(layer, (x,)), "w8a8"),
+    program = torch.export.export(layer, (x,))
+    for prepared, converted in (
+        (prepare(layer, "w8a8"), convert),
+        (prepare(nn.Sequential(layer), "w8a8"), convert),
+        (prepare_graph(program, "w8a8"), convert_graph),
     ):
-        with pytest.raises(UnsupportedError, match=r"^model is prepared; pass what convert or convert_graph"):
-            export_onnx(prepared, (x,), tmp_path / "model.onnx")
+        export_onnx(prepared, (x,), tmp_path / "prepared.onnx")
+        export_onnx(converted(prepared).model, (x,), tmp_path / "converted.onnx")
+        files = [(tmp_path / f"{name}.onnx").read_bytes() for name in ("prepared", "converted")]
+        assert files[0] == files[1]
+        session = onnxruntime.InferenceSession(tmp_path / "prepared.onnx")
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        with torch.no_grad():
+            assert torch.allclose(torch.from_numpy(found), prepared.eval()(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("made", [lambda m: quantize_model(m, "w4a16").model, lambda m: prepare(m, "w4a16")])

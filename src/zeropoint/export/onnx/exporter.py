@@ -12,16 +12,16 @@ import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import ExportedProgram
 
 from ...errors import CheckpointError, UnsupportedError
 from ...libraries import reading
-from ...models import PreparedLayer
-from ...models.graph import to_program
+from ...models import PreparedLayer, convert
+from ...models.graph import convert_graph, to_program
 from ...models.graph.prepare import PLAN
 from ...models.graph.program import cleaned, evaluate, graph_of
 from ...models.recipe_layers import require_model
@@ -43,17 +43,18 @@ def export_onnx(
     opset: int = LEAST_OPSET,
     allow_float: bool = False,
 ) -> Path:
-    """Atomically write a converted model to an ONNX file; return its path.
+    """Atomically write a quantized model to an ONNX file; return its path.
 
-    model: a result of ``quantize_model``, ``quantize_graph`` or ``convert_graph``, or such a program. args:
+    model: a result of ``quantize_model``, ``quantize_graph`` or ``convert_graph``, or such a program; of
+    ``prepare`` or ``prepare_graph``, it is converted first, as a copy. args:
     example inputs, positional or by name; None for a program, which has its own. dynamic_shapes: which axes
     may vary, as ``torch.export.export`` takes it. opset: 21 or later; from 23 on, 4-bit floats are held as
     such, which onnxruntime cannot read yet, and before in 8 bits, as the same numbers. allow_float: whether
     weights in schemes that ONNX cannot say are written as float32.
 
-    Raises UnsupportedError, which names the layer and its scheme, for what ONNX cannot say, for a model that
-    is prepared and not converted, for arguments that do not fit, an operator set that torch does not write,
-    and where ``onnx`` or ``onnxscript`` is missing; CheckpointError where the file cannot be written.
+    Raises UnsupportedError, which names the layer and its scheme, for what ONNX cannot say, for arguments
+    that do not fit, an operator set that torch does not write, and where ``onnx`` or ``onnxscript`` is
+    missing; CheckpointError where the file cannot be written; and what conversion raises.
 
     >>> import tempfile
     >>> from zeropoint.models import quantize_model
@@ -92,8 +93,10 @@ def _exported(
             raise UnsupportedError("args and dynamic_shapes must be None for a program, which has its own")
         return model
     require_model(model)
-    if PLAN in getattr(model, "meta", {}) or any(isinstance(m, PreparedLayer) for m in model.modules()):
-        raise UnsupportedError("model is prepared; pass what convert or convert_graph makes of it")
+    if PLAN in getattr(model, "meta", {}):
+        model = convert_graph(cast(fx.GraphModule, model)).model
+    elif any(isinstance(m, PreparedLayer) for m in model.modules()):
+        model = convert(model).model
     if args is None or isinstance(args, torch.Tensor):
         found = "None" if args is None else "a Tensor"
         raise UnsupportedError(
