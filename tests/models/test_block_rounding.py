@@ -120,7 +120,7 @@ def test_blocks_come_closer_on_windows_that_are_held_out(model: nn.Module, schem
     start, found = solved(model, "gptq", scheme=scheme), solved(model, "signround", scheme=scheme)
     pairs = [found.losses[name].together or (0.0, 0.0) for name in ("0.up", "1.up")]
     assert all(then <= first for first, then in pairs)
-    assert pairs[1][1] < 0.95 * pairs[1][0]  # the first block has no error of inputs to make up for
+    assert pairs[1][1] < 0.97 * pairs[1][0]  # the first block has no error of inputs to make up for
     held = [x for number, x in enumerate(data()) if number % 8 == 7]
     measured = [block_error(model, into, held) for into in (start, found)]
     assert measured == pytest.approx(pairs[0], rel=2e-2)  # products of the search are rounded more
