@@ -30,17 +30,7 @@ OTHERS = {"mmproj": ("Gemma 3", {"model_type": "gemma3", "vision_config": {}, "t
 
 def _facts(layer: LayerScheme) -> Facts:
     """Return what engines see of a model all of whose layers have one scheme."""
-    return Facts(
-        family=OTHERS.get(layer.codec.name, ("", LLAMA))[1],
-        layers=(layer,),
-        experts=frozenset(),
-        section={},
-        nonlinear=False,
-        transposed=False,
-        wider=False,
-        whole_experts=False,
-        split=None,
-    )
+    return Facts(family=OTHERS.get(layer.codec.name, ("", LLAMA))[1], layers=(layer,))
 
 
 def answer(codec: Codec, engine: str, layer: LayerScheme) -> tuple[str, str]:

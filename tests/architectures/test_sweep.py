@@ -71,10 +71,11 @@ def facts(row: Mapping[str, str], column: str) -> Facts:
     """Return what an engine looks at in a plan that has nothing unusual."""
     layer = layer_scheme(column, CODEC)
     return Facts(
-        family={"model_type": row["model_type"], "architectures": [row["class"]]}, layers=(layer,),
-        experts=frozenset(), section={} if layer.input else {"dequantize": True}, nonlinear=False,
-        transposed=False, wider=True, whole_experts=False, split=None,
-    )  # fmt: skip
+        family={"model_type": row["model_type"], "architectures": [row["class"]]},
+        layers=(layer,),
+        section={} if layer.input else {"dequantize": True},
+        wider=True,
+    )
 
 
 @pytest.mark.parametrize("column", SWEPT_COLUMNS)

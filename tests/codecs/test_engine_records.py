@@ -233,11 +233,7 @@ def test_the_plugin_for_gguf_reads_families_whose_values_are_the_models(kind: st
     sizes = dict.fromkeys(names, 8)
     codec = CODECS["gguf"]
     kind, _, scheme = kind.partition(" in ")
-    facts = Facts(
-        family={"model_type": kind, **sizes}, layers=(layer_scheme(scheme or "q8_0", codec),),
-        experts=frozenset(), section={}, nonlinear=False, transposed=False, wider=False, whole_experts=False,
-        split=None,
-    )  # fmt: skip
+    facts = Facts(family={"model_type": kind, **sizes}, layers=(layer_scheme(scheme or "q8_0", codec),))
     found = [*codec.engines[VLLM](facts)]
     assert (found[0][0] is Loads.NO) == (why is not None)
     assert (why or "with the package vllm-gguf-plugin") in found[0][1]

@@ -101,10 +101,7 @@ def test_each_engine_has_a_rule_and_sglang_follows_vllm() -> None:
     assert tuple(CODEC.engines) == ENGINES
     assert CODEC.engines[SGLANG] is CODEC.engines[VLLM]
     assert CODEC.engines[ONNXRUNTIME] is no_safetensors
-    facts = Facts(
-        family={}, layers=(), experts=frozenset(), section={}, nonlinear=False, transposed=False,
-        wider=False, whole_experts=False, single_experts=False, split=None,
-    )  # fmt: skip
+    facts = Facts(family={}, layers=())
     assert [loads for loads, _ in CODEC.engines[TRANSFORMERS](facts)] == [Loads.UNCHECKED]
     assert list(CODEC.engines[VLLM](facts)) == list(vllm(facts))
 

@@ -38,7 +38,7 @@ def test_the_verdict_is_what_transformers_does(name: str, tmp_path: Path) -> Non
         model = transformers.AutoModelForCausalLM.from_pretrained(
             out, gguf_file="model.gguf", dtype=torch.float32, **given
         )
-    except (ValueError, RuntimeError, NotImplementedError, TypeError):
+    except (ValueError, RuntimeError, TypeError):
         assert found.loads is Loads.NO
         return
     with torch.no_grad():

@@ -32,9 +32,9 @@ def usage_errors(option: str | None = None) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def path_option(help: str, *, metavar: str = "FILE") -> Any:  # noqa: A002 (typer's name)
+def path_option(text: str, *, metavar: str = "FILE") -> Any:
     """Return the declaration of an option whose value is a path."""
-    return typer.Option(metavar=metavar, parser=parse_path, help=help)
+    return typer.Option(metavar=metavar, parser=parse_path, help=text)
 
 
 def parse_path(text: str) -> str:

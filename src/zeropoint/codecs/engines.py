@@ -52,12 +52,12 @@ class Facts:
 
     family: Config
     layers: tuple[LayerScheme, ...]
-    experts: frozenset[LayerScheme]
-    section: Mapping[str, Any]
-    nonlinear: bool
-    transposed: bool
-    wider: bool
-    whole_experts: bool
+    experts: frozenset[LayerScheme] = frozenset()
+    section: Mapping[str, Any] = field(default_factory=dict)
+    nonlinear: bool = False
+    transposed: bool = False
+    wider: bool = False
+    whole_experts: bool = False
     single_experts: bool = False
     joined_floats: str | None = None
     cut: str | None = None
@@ -69,7 +69,7 @@ class Facts:
     head: str | None = None
     own_name: str | None = None
     numbered: str | None = None
-    split: str | None
+    split: str | None = None
 
 
 Problem: TypeAlias = tuple[Loads, str]
@@ -96,12 +96,8 @@ MERGING = frozenset((VLLM, SGLANG, TENSORRT))
 
 
 def reads(rule: EngineRule, layer: LayerScheme) -> bool:
-    """Return whether an engine reads linear layers of some models so."""
-    facts = Facts(
-        family={}, layers=(layer,), experts=frozenset(), section={}, nonlinear=False, transposed=False,
-        wider=False, whole_experts=False, split=None,
-    )  # fmt: skip
-    return all(loads is not Loads.NO for loads, _ in rule(facts))
+    """Return whether an engine reads such layers of some models."""
+    return all(loads is not Loads.NO for loads, _ in rule(Facts(family={}, layers=(layer,))))
 
 
 def always(loads: Loads, reason: str) -> EngineRule:

@@ -254,7 +254,7 @@ _SPELLED = MappingProxyType(
         "qwen3_moe": "qwen3moe",
     }
 )
-"""Values of model_type that the plugin finds under another name; it looks for the others as they are."""
+"""The plugin's names of architectures by model_type, where the two differ."""
 _OWN_NORMS, _OWN_EXPERTS = frozenset(("gemma3",)), frozenset(("olmoe",))
 """Architectures for which the plugin has code of its own."""
 

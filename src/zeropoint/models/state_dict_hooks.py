@@ -24,7 +24,7 @@ def add_state_hooks(module: nn.Module, saved: Change, loaded: Change) -> None:
     module.register_load_state_dict_pre_hook(partial(_loaded, loaded))  # type: ignore[no-untyped-call]
 
 
-def _saved(change: Change, module: nn.Module, state: State, prefix: str, metadata: object) -> None:  # noqa: ARG001
+def _saved(change: Change, _module: nn.Module, state: State, prefix: str, _metadata: object) -> None:
     """Change a collected state, which ends with the module's entries."""
     own: State = {}
     for name in reversed(list(state) if prefix == "" else state):
@@ -35,7 +35,7 @@ def _saved(change: Change, module: nn.Module, state: State, prefix: str, metadat
     state.update({prefix + name: value for name, value in change(taken).items()})
 
 
-def _loaded(change: Change, module: nn.Module, state: State, prefix: str, *rest: object) -> None:  # noqa: ARG001
+def _loaded(change: Change, _module: nn.Module, state: State, prefix: str, *_: object) -> None:
     """Change a copied state that is about to be loaded."""
     own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     for name in own:

@@ -63,7 +63,7 @@ def nodes_of(shown: object) -> tuple[Node, ...]:
 
 
 @singledispatch
-def _parts_of(shown: object) -> Iterable[Node]:  # noqa: ARG001 (what has parts is registered)
+def _parts_of(_: object) -> Iterable[Node]:
     return ()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...architectures import fused_set
@@ -95,9 +95,7 @@ def decide(source: Source, recipe: Recipe, selection: Selection, codec: Codec) -
         problem = None if kept else not_a_weight(entry)
         asked = given(rule, entry)
         layer = None if asked is None else groups.of(module_of(entry.name), asked)
-        unfit = None if layer is None else _unfit(entry, source, layer)
-        if by_default and layer is not None and unfit is None and module_of(entry.name) in floats:
-            unfit = BUILT_IN_FLOATS if reads(layer.codec.engines[VLLM], layer) else None
+        unfit = None if layer is None else _unfit(entry, source, layer, floats if by_default else ())
         if unfit is not None and asked is not None and selection.fit:
             unfit += why_none(asked)
         if problem is not None:
@@ -220,8 +218,13 @@ class _LayerSchemes:
         return self._made[id(gives), use]
 
 
-def _unfit(entry: TensorEntry, source: Source, layer: LayerScheme) -> str | None:
-    """Return why a weight does not fit ``layer``, or None."""
+def _unfit(
+    entry: TensorEntry, source: Source, layer: LayerScheme, floats: Collection[str] = ()
+) -> str | None:
+    """Return why a weight does not fit ``layer``, or None.
+
+    floats: layers that stay so where vLLM reads the layout.
+    """
     stem, entries = module_of(entry.name), source.entries
     if entry.inputs_first and not (layer.codec.replaces_conv1d or is_of_vllm(source.config or {})):
         return CONV1D
@@ -229,7 +232,10 @@ def _unfit(entry: TensorEntry, source: Source, layer: LayerScheme) -> str | None
     stays = entry.stack is not None and entry.stack.stays
     if biased and not stays and not layer.codec.fused_experts:
         return "fused experts with a bias, which loaders do not take apart"
-    return misfit(entry, layer)
+    problem = misfit(entry, layer)
+    if problem is None and stem in floats and reads(layer.codec.engines[VLLM], layer):
+        return BUILT_IN_FLOATS
+    return problem
 
 
 def misfit(entry: TensorEntry, layer: LayerScheme) -> str | None:
